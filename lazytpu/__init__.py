@@ -1,0 +1,22 @@
+"""lazytpu: a lazy XLA device for PyTorch.
+
+    import torch, lazytpu
+
+    device = lazytpu.device()
+    x = torch.randn(2, 3, device=device)     # recorded, not run
+    y = (x * 2).relu().sum()
+    print(lazytpu.ir_text(y))                # the graph so far
+    print(y)                                 # cut, lowered to HLO, compiled, run
+"""
+
+from lazytpu import metrics
+from lazytpu.config import config
+from lazytpu.device import device, device_count, is_available, register
+from lazytpu.runtime import platform
+from lazytpu.step import mark_step, wait
+
+register()
+sync = mark_step
+
+__version__ = "0.1.0"
+__all__ = ["config", "device", "device_count", "is_available", "mark_step", "metrics", "platform", "sync", "wait"]

@@ -1,0 +1,74 @@
+"""Settings: one object, every field also an environment variable ``LAZYTPU_<NAME>``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def _setting(default: Any, doc: str, choices: tuple[Any, ...] = ()) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+@dataclass(slots=True)
+class Config:
+    """All settings.  Assign to a field to change it; a value of the wrong kind raises.
+
+    The environment is read once, at import.
+    """
+
+    device_name: str = _setting("tpu", "what torch calls the device; only read at import")
+    fallback: str = _setting(
+        "cpu", "what an op without lowering does: run on the CPU with a warning, or raise", ("cpu", "error")
+    )
+    matmul_precision: str = _setting(
+        "highest", "precision of matrix products of f32", ("highest", "high", "default")
+    )
+    max_graph_ops: int = _setting(50_000, "a graph that grows past this many ops is cut by itself")
+    max_tree_nodes: int = _setting(500_000, "the trace tree is forgotten when it grows past this many nodes")
+    max_executables: int = _setting(1_000, "compiled graphs kept in memory, the least recently used go first")
+    max_compiles: int = _setting(0, "more compiles than this warn with their causes; 0 is no limit")
+    donate: bool = _setting(True, "let the outputs of a step take over the memory of the inputs it overwrites")
+    check_bounds: bool = _setting(False, "raise for indices out of range, at the next read")
+    dump: str = _setting("", "folder for the IR, StableHLO and HLO of every compiled graph")
+    log: str = _setting("warning", "level of the log", ("debug", "info", "warning", "error"))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        spec = _FIELDS.get(name)
+        if spec is None:
+            raise AttributeError(f"lazytpu.config has no field {name!r}; fields are {', '.join(_FIELDS)}")
+        if type(value) is not type(spec.default):
+            raise TypeError(f"lazytpu.config.{name} is a {type(spec.default).__name__}, not {value!r}")
+        choices = spec.metadata["choices"]
+        if choices and value not in choices:
+            raise ValueError(f"lazytpu.config.{name} is one of {', '.join(map(repr, choices))}, not {value!r}")
+        object.__setattr__(self, name, value)
+
+
+_FIELDS = {f.name: f for f in fields(Config)}
+
+
+def _from_environment() -> Config:
+    made = Config()
+    for name, spec in _FIELDS.items():
+        text = os.environ.get(f"LAZYTPU_{name.upper()}")
+        if text is not None:
+            setattr(made, name, _parse(text, type(spec.default), f"LAZYTPU_{name.upper()}"))
+    return made
+
+
+def _parse(text: str, kind: type, variable: str) -> Any:
+    if kind is bool:
+        if text.lower() in ("1", "true", "yes", "on"):
+            return True
+        if text.lower() in ("", "0", "false", "no", "off"):
+            return False
+        raise ValueError(f"{variable} is 0 or 1, not {text!r}")
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{variable} is a {kind.__name__}, not {text!r}") from None
+
+
+config = _from_environment()

@@ -1,0 +1,231 @@
+"""Registers the device with torch.  Torch's private backend API is used here and in tensor.py only."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _foreach_supported_types
+
+from lazytpu import host, random, runtime
+from lazytpu.config import config
+from lazytpu.errors import ForkError, VersionError
+from lazytpu.kernels import functional, in_place, view, with_out
+from lazytpu.lowering.lower import can_lower
+from lazytpu.schema import OpOverload, aten, functional_twin
+from lazytpu.special import special
+from lazytpu.step import wait
+from lazytpu.tensor import LazyTensor
+
+KEY = "PrivateUse1"
+_libraries: list[torch.library.Library] = []
+
+# C++ must keep its own kernels for these: saved tensors and FakeTensor use them.
+_LEAVE_TO_TORCH = {"detach", "alias", "detach_", "record_stream", "rename", "rename_"}
+
+
+def device(index: int = 0) -> torch.device:
+    """The lazy device.
+
+    Args:
+        index: always 0: there is one device in a process.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if index != 0:
+        raise ValueError(f"there is one device, {config.device_name}:0, not {config.device_name}:{index}")
+    return torch.device(config.device_name, 0)
+
+
+def device_count() -> int:
+    """How many devices there are: one."""
+    return 1
+
+
+def is_available() -> bool:
+    """Whether the device can be used."""
+    return True
+
+
+class _Guard:
+    """``with torch.tpu.device(0)``."""
+
+    def __init__(self, index: Any) -> None:
+        self.index = index
+
+    def __enter__(self) -> _Guard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _module() -> ModuleType:
+    """What torch looks up as ``torch.tpu``."""
+    module = ModuleType(f"torch.{config.device_name}", "The lazy device, as torch's device modules look.")
+    members = {
+        "_initialized": True,
+        "_is_in_bad_fork": _in_forked_child,
+        "_lazy_init": lambda: None,
+        "init": lambda: None,
+        "is_available": is_available,
+        "is_initialized": lambda: True,
+        "device_count": device_count,
+        "current_device": lambda: 0,
+        "set_device": lambda index: None,
+        "_exchange_device": lambda index: 0,
+        "_maybe_exchange_device": lambda index: 0,
+        "synchronize": lambda device=None: wait(),
+        "empty_cache": lambda: None,
+        "manual_seed": random.manual_seed,
+        "manual_seed_all": random.manual_seed,
+        "seed": random.seed,
+        "seed_all": random.seed,
+        "initial_seed": random.initial_seed,
+        "get_rng_state": lambda device=None: random.get_rng_state(),
+        "set_rng_state": lambda state, device=None: random.set_rng_state(state),
+        "get_rng_state_all": lambda: [random.get_rng_state()],
+        "set_rng_state_all": lambda states: random.set_rng_state(states[0]),
+        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "get_device_name": lambda device=None: f"lazytpu on {runtime.device().device_kind}",
+        "get_device_capability": lambda device=None: (1, 0),
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            name=f"lazytpu on {runtime.device().device_kind}", total_memory=runtime.memory_limit()
+        ),
+        "memory_allocated": lambda device=None: runtime.memory_allocated(),
+        "max_memory_allocated": lambda device=None: runtime.memory_peak(),
+        "memory_reserved": lambda device=None: runtime.memory_allocated(),
+        "reset_peak_memory_stats": lambda device=None: None,
+        "device": _Guard,
+        "device_of": lambda tensor: _Guard(0),
+    }
+    for name, value in members.items():
+        setattr(module, name, value)
+    return module
+
+
+_home_process = os.getpid()
+
+
+def _in_forked_child() -> bool:
+    return os.getpid() != _home_process
+
+
+def _refuse_in_child() -> None:
+    """After ``os.fork``: jax's threads are gone, so every kernel has to raise instead of hanging."""
+    from lazytpu import record
+
+    class _Refuses:
+        def __enter__(self) -> None:
+            raise ForkError(
+                "the device cannot be used in a forked child process",
+                do='use the CPU in DataLoader workers, or multiprocessing.set_start_method("spawn")',
+            )
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+    record.refuse(_Refuses())
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, index: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _DeviceGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def register() -> None:
+    """Makes torch know the device and every kernel; called once, by ``import lazytpu``.
+
+    Raises:
+        VersionError: another backend has taken torch's slot for devices, PrivateUse1.
+    """
+    name = config.device_name
+    current = torch._C._get_privateuse1_backend_name()
+    if current not in ("privateuseone", name):
+        raise VersionError(
+            f"torch's slot for devices is taken by another backend, {current!r}",
+            do=f"import lazytpu in a process that does not import {current}",
+        )
+    LazyTensor.device_type = name  # type: ignore[attr-defined]
+    torch.utils.rename_privateuse1_backend(name)
+    if not hasattr(torch.Tensor, name):
+        torch.utils.generate_methods_for_privateuse1_backend()
+    torch._register_device_module(name, _module())
+    torch._C._acc.register_python_privateuseone_hook(_Hooks())
+    torch._C._acc.register_python_privateuseone_device_guard(_DeviceGuard())
+    _register_kernels()
+    _foreach_supported_types.append(LazyTensor)
+    os.register_at_fork(after_in_child=_refuse_in_child)
+
+
+def _register_kernels() -> None:
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that some of its kernels are overridden
+        for full in torch._C._dispatch_get_all_op_names():
+            overload = _device_overload(full)
+            if overload is not None:
+                library.impl(full.removeprefix("aten::"), kernel_for(overload), KEY)
+        autograd = torch.library.Library("aten", "IMPL")
+        _libraries.append(autograd)
+        for rnn in ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data"):
+            overload = _overload(f"aten::{rnn}")
+            if overload is not None:
+                autograd.impl(rnn, overload.decompose, "AutogradPrivateUse1")
+                autograd.impl(rnn, overload.decompose, KEY)
+
+
+def _device_overload(full: str) -> OpOverload | None:
+    """The overload of a name, if it needs a kernel of ours."""
+    if not full.startswith("aten::"):
+        return None
+    if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"):
+        return None
+    if full[6:].partition(".")[0] in _LEAVE_TO_TORCH:
+        return None
+    return _overload(full)
+
+
+def _overload(full: str) -> OpOverload | None:
+    packet, _, overload = full[6:].partition(".")
+    try:
+        return getattr(getattr(aten, packet), overload or "default")  # type: ignore[no-any-return]
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def kernel_for(overload: OpOverload) -> Any:
+    """The kernel of one overload."""
+    name = overload._schema.name.removeprefix("aten::")
+    name += f".{overload._schema.overload_name}" if overload._schema.overload_name else ""
+    if name in special:
+        return special[name]
+    if name in host.DATA_DEPENDENT:
+        return host.data_dependent(overload)
+    if overload.is_view:
+        return view(overload)
+    if overload._schema.is_mutable:
+        twin = functional_twin(overload)
+        if any(a.is_out for a in overload._schema.arguments):
+            return with_out(overload, twin) if twin is not None else host.fallback(overload)
+        if twin is not None and can_lower(twin):
+            return in_place(overload, twin)
+        return host.fallback(overload)
+    return functional(overload) if can_lower(overload) else host.fallback(overload)

@@ -1,0 +1,67 @@
+"""Torch dtypes, their XLA counterparts and the one short name each has in every printout."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+_TABLE: tuple[tuple[torch.dtype, object, str], ...] = (
+    (torch.float32, jnp.float32, "f32"),
+    (torch.float64, jnp.float64, "f64"),
+    (torch.float16, jnp.float16, "f16"),
+    (torch.bfloat16, jnp.bfloat16, "bf16"),
+    (torch.int64, jnp.int64, "i64"),
+    (torch.int32, jnp.int32, "i32"),
+    (torch.int16, jnp.int16, "i16"),
+    (torch.int8, jnp.int8, "i8"),
+    (torch.uint8, jnp.uint8, "u8"),
+    (torch.uint16, jnp.uint16, "u16"),
+    (torch.uint32, jnp.uint32, "u32"),
+    (torch.uint64, jnp.uint64, "u64"),
+    (torch.bool, jnp.bool_, "bool"),
+    (torch.complex64, jnp.complex64, "c64"),
+    (torch.complex128, jnp.complex128, "c128"),
+    (torch.float8_e4m3fn, jnp.float8_e4m3fn, "f8e4m3fn"),
+    (torch.float8_e5m2, jnp.float8_e5m2, "f8e5m2"),
+    (torch.float8_e4m3fnuz, jnp.float8_e4m3fnuz, "f8e4m3fnuz"),
+    (torch.float8_e5m2fnuz, jnp.float8_e5m2fnuz, "f8e5m2fnuz"),
+)
+
+_TO_NUMPY: dict[torch.dtype, np.dtype] = {t: np.dtype(j) for t, j, _ in _TABLE}
+_TO_TORCH: dict[np.dtype, torch.dtype] = {n: t for t, n in _TO_NUMPY.items()}
+_SHORT: dict[torch.dtype, str] = {t: s for t, _, s in _TABLE}
+
+
+def to_numpy(dtype: torch.dtype) -> np.dtype:
+    """The numpy (and jax) dtype of a torch dtype.
+
+    Raises:
+        TypeError: the dtype has no XLA counterpart (quantized types, ``complex32``).
+    """
+    try:
+        return _TO_NUMPY[dtype]
+    except KeyError:
+        raise TypeError(f"{dtype} has no counterpart in XLA") from None
+
+
+def to_torch(dtype: object) -> torch.dtype:
+    """The torch dtype of a numpy or jax dtype.
+
+    Raises:
+        TypeError: torch has no such dtype.
+    """
+    try:
+        return _TO_TORCH[np.dtype(dtype)]  # type: ignore[call-overload]
+    except KeyError:
+        raise TypeError(f"{dtype} has no counterpart in torch") from None
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """``f32`` for ``torch.float32``: the name used in the IR, in errors, logs and docs."""
+    return _SHORT.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def type_name(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """``f32[64,10]``."""
+    return f"{short_name(dtype)}[{','.join(map(str, shape))}]"

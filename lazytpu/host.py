@@ -1,0 +1,111 @@
+"""Ops that run on the host: those whose result's shape depends on data, and fallbacks.
+
+Data-dependent shapes are cuts (the graph so far runs, the op runs on the values, the result comes back);
+a fallback is an op without lowering, which is counted, and warned of once with its line.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazytpu import metrics
+from lazytpu.config import config
+from lazytpu.ir import site
+from lazytpu.kernels import call_meta, on_other_device, unsupported
+from lazytpu.record import is_device_tensor, lock
+from lazytpu.schema import OpOverload, display_name
+from lazytpu.special import from_host
+from lazytpu.step import read
+
+# Overloads whose result's shape depends on the values.
+DATA_DEPENDENT = {
+    "nonzero",
+    "nonzero_static",
+    "masked_select",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "unique_dim_consecutive",
+    "repeat_interleave.Tensor",
+    "bincount",
+    "_linalg_check_errors",
+    "is_nonzero",
+    "_nested_tensor_from_mask",
+    "argwhere",
+}
+
+_warned: set[str] = set()
+
+
+class FallbackWarning(UserWarning):
+    """An op ran on the CPU because it has no lowering."""
+
+
+def data_dependent(overload: OpOverload) -> Callable[..., Any]:
+    """The kernel of an op that needs values to know its shape: a cut, not a fallback."""
+    name = display_name(overload)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if on_other_device(args, kwargs):
+            return call_meta(overload, args, kwargs)
+        return run_on_host(overload, args, kwargs, name)
+
+    return kernel
+
+
+def fallback(overload: OpOverload) -> Callable[..., Any]:
+    """The kernel of an op without lowering: runs on the CPU, or raises when so configured."""
+    name = display_name(overload)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if on_other_device(args, kwargs):
+            return call_meta(overload, args, kwargs)
+        if config.fallback == "error":
+            raise unsupported(overload, args, kwargs)
+        metrics.count_fallback(name)
+        if name not in _warned:
+            _warned.add(name)
+            warnings.warn(
+                f"{name} has no lowering and runs on the CPU, at {site.here().describe()}", FallbackWarning, stacklevel=2
+            )
+        return run_on_host(overload, args, kwargs, f"fallback of {name}")
+
+    return kernel
+
+
+def run_on_host(overload: OpOverload, args: Any, kwargs: Any, reason: str) -> Any:
+    """Runs an op on copies of its arguments on the CPU and brings the results, and what it wrote, back."""
+    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def down(x: Any) -> Any:
+        if is_device_tensor(x):
+            if id(x) not in copies:
+                copies[id(x)] = (x, read(x, reason))
+            return copies[id(x)][1]
+        if isinstance(x, (list, tuple)):
+            return type(x)(down(e) for e in x)
+        if isinstance(x, torch.device):
+            return torch.device("cpu")
+        return x
+
+    host_args, host_kwargs = down(tuple(args)), {k: down(v) for k, v in kwargs.items()}
+    versions = {key: host._version for key, (_, host) in copies.items()}
+    with torch.no_grad(), lock:
+        result = overload(*host_args, **host_kwargs)
+        for key, (ours, host) in copies.items():
+            if host._version != versions[key]:
+                ours.copy_(host)
+    owners = {id(host): ours for ours, host in copies.values()}
+
+    def up(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return owners[id(x)] if id(x) in owners else from_host(x)
+        return type(x)(up(e) for e in x) if isinstance(x, (list, tuple)) else x
+
+    return up(result)
+

@@ -1,0 +1,127 @@
+"""Types of the results of an op: torch's own meta kernels, asked once a node.
+
+Torch's checks run here too, so a mistake in shapes or dtypes raises torch's message where the op is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lazytpu.ir.layout import Layout, is_dense, root_layout
+from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.schema import Op
+
+_PYTHON_NUMBER: dict[Any, Any] = {float: 2.0, int: 2, bool: True, complex: 2j}
+
+
+def infer(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]:
+    """Types of the results of a node whose arguments are set.
+
+    Returns:
+        The layouts of the results, how they nest, and, where an in-place op casts its results to the
+        types of what it writes to, the types before the cast (else None).
+
+    Raises:
+        Whatever torch raises for arguments of these types.
+    """
+    kwargs = {k: v for k, v in node.kwargs.items() if k != "rng"}
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        results = _on_meta(op.recorded, node.args, kwargs, _factory_device(op))
+        layouts, structure = _layouts(results)
+        if op.overload is op.recorded:
+            return layouts, structure, None
+        written = _written_types(op, node)
+    if op.check is not None:
+        op.check(*_metas(node.args), **{k: _metas(v) for k, v in kwargs.items()})
+    if all(n is None or (n.size, n.dtype) == (w.size, w.dtype) for n, w in zip(layouts, written, strict=False)):
+        return (*written, *layouts[len(written) :]), structure, None
+    return (*written, *layouts[len(written) :]), structure, layouts  # type: ignore[return-value]
+
+
+def _written_types(op: Op, node: Node) -> tuple[Layout, ...]:
+    written = []
+    for argument in op.overload._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            position = op.positions[argument.name]
+            x = node.args[position] if position < len(node.args) else node.kwargs[argument.name]
+            written += [v.layout for v in (x if isinstance(x, list) else [x]) if v is not None]
+    return tuple(written)
+
+
+def _factory_device(op: Op) -> dict[str, Any]:
+    return {"device": torch.device("meta")} if "device" in op.positions else {}
+
+
+def _metas(x: Any) -> Any:
+    """The meta tensors and sample numbers that stand for the operands of a node."""
+    if type(x) is Value:
+        lay = x.layout
+        return torch.empty_strided(lay.size, lay.stride, dtype=lay.dtype, device="meta")
+    if type(x) is Number:
+        if isinstance(x.dtype, torch.dtype):
+            return torch.empty((), dtype=x.dtype, device="meta")
+        return _PYTHON_NUMBER[x.dtype]
+    if isinstance(x, (list, tuple)):
+        return [_metas(e) for e in x]
+    return x
+
+
+def _on_meta(overload: Any, args: Any, kwargs: Any, device: dict[str, Any]) -> Any:
+    metas, keywords = _metas(args), {k: _metas(v) for k, v in kwargs.items()}
+    try:
+        return overload(*metas, **keywords, **device)
+    except NotImplementedError as no_meta:
+        try:
+            return _on_fake(overload, metas, keywords, device)
+        except (NotImplementedError, torch._subclasses.fake_tensor.UnsupportedFakeTensorException):
+            return _on_zeros(overload, metas, keywords, device, no_meta)
+
+
+def _on_fake(overload: Any, metas: Any, keywords: Any, device: dict[str, Any]) -> Any:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = _map(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype), (metas, keywords))
+        return overload(*fakes[0], **fakes[1], **({"device": "cpu"} if device else {}))
+
+
+def _on_zeros(overload: Any, metas: Any, keywords: Any, device: dict[str, Any], no_meta: Exception) -> Any:
+    """The op itself on CPU tensors of zeros: for the few ops without a meta kernel."""
+    zeros = _map(lambda t: torch.zeros(t.shape, dtype=t.dtype), (metas, keywords))
+    try:
+        return overload(*zeros[0], **zeros[1], **({"device": "cpu"} if device else {}))
+    except NotImplementedError:
+        raise no_meta from None
+
+
+def _map(f: Callable[[torch.Tensor], Any], x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return f(x)
+    if isinstance(x, (list, tuple)):
+        return type(x)(_map(f, e) for e in x)
+    if isinstance(x, dict):
+        return {k: _map(f, v) for k, v in x.items()}
+    return x
+
+
+def _layouts(results: Any) -> tuple[tuple[Layout | None, ...], Any]:
+    layouts: list[Layout | None] = []
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(visit(e) for e in x) if type(x) in (list, tuple) else tuple(visit(e) for e in x)
+        layouts.append(result_layout(x) if isinstance(x, torch.Tensor) else None)
+        return len(layouts) - 1
+
+    structure = visit(results)
+    return tuple(layouts), structure
+
+
+def result_layout(meta: torch.Tensor) -> Layout:
+    """The layout of a new tensor with the sizes, strides and dtype of ``meta``."""
+    size, stride = tuple(meta.shape), meta.stride()
+    if not is_dense(size, stride):  # an expanded or gapped result has a dense storage of its own here
+        stride = torch.empty_like(meta).stride()
+    return root_layout(size, stride, meta.dtype)

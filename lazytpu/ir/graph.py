@@ -1,0 +1,121 @@
+"""A graph: one path of the trace tree, pruned to what its outputs need.
+
+What you read is what is compiled: the printer, the hash and the lowering all work on this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.tree import Node, Number, Value
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An immutable graph.
+
+    Attributes:
+        nodes: in the order they were recorded.
+        inputs: the input values in use, in order of first use.
+        outputs: the live values.
+        donated: positions in ``inputs`` whose buffers the outputs may take over.
+        counts: lengths of the arrays of floats, ints and complex numbers.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    donated: tuple[int, ...]
+    counts: tuple[int, int, int]
+
+    @cached_property
+    def names(self) -> dict[Value, str]:
+        """Values to their names: ``%p0`` for inputs, ``%0`` for results, ``%0.1`` among several results."""
+        names = {value: f"%p{i}" for i, value in enumerate(self.inputs)}
+        for i, node in enumerate(self.nodes):
+            several = len(node.values) > 1
+            for j, value in enumerate(node.values):
+                if value is not None:
+                    names[value] = f"%{i}.{j}" if several else f"%{i}"
+        return names
+
+    @cached_property
+    def numbers(self) -> tuple[Number, ...]:
+        """Numbers from Python, in order."""
+        found: dict[tuple[str, int], Number] = {}
+        for node in self.nodes:
+            for x in operands(node):
+                if type(x) is Number:
+                    found.setdefault((x.kind, x.index), x)
+        return tuple(found.values())
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of everything that decides what the graph computes; equal graphs have equal keys."""
+        from lazytpu.ir.printer import graph_text
+
+        return hashlib.sha256(graph_text(self, sites=False, strides=False).encode()).hexdigest()
+
+    def verify(self) -> None:
+        """Checks that every operand is an input or the result of an earlier node.
+
+        Raises:
+            AssertionError: the graph is malformed; this is a bug of lazytpu.
+        """
+        known: set[Value] = set(self.inputs)
+        for node in self.nodes:
+            for x in operands(node):
+                assert type(x) is not Value or x in known, f"{node.op} uses {x} before it is made"
+            known.update(v for v in node.values if v is not None)
+        assert known.issuperset(self.outputs), "an output is not made by the graph"
+        assert len(set(self.donated)) == len(self.donated) and all(0 <= d < len(self.inputs) for d in self.donated)
+
+
+def operands(node: Node) -> list[Any]:
+    """Every `Value` and `Number` among the arguments of a node, in order."""
+    found: list[Any] = []
+
+    def visit(x: Any) -> None:
+        if type(x) is Value or type(x) is Number:
+            found.append(x)
+        elif isinstance(x, (list, tuple)):
+            for e in x:
+                visit(e)
+
+    for x in node.args:
+        visit(x)
+    for x in node.kwargs.values():
+        visit(x)
+    return found
+
+
+def graph_of(last: Node, outputs: tuple[Value, ...], donated: tuple[Value, ...] = ()) -> Graph:
+    """The graph that ends at node ``last`` and computes ``outputs``.
+
+    Args:
+        donated: input values whose buffers may be taken over.
+    """
+    needed = {v.node for v in outputs if v.node is not None}
+    kept: list[Node] = []
+    inputs: dict[Value, None] = {v: None for v in outputs if v.node is None}
+    for node in reversed(last.path()):
+        if node not in needed:
+            continue
+        kept.append(node)
+        for x in operands(node):
+            if type(x) is Value:
+                if x.node is None:
+                    inputs[x] = None
+                else:
+                    needed.add(x.node)
+    used = tuple(sorted(inputs, key=lambda v: v.index))
+    return Graph(tuple(reversed(kept)), used, outputs, tuple(i for i, v in enumerate(used) if v in donated), last.counts)
+
+
+def input_layouts(graph: Graph) -> tuple[Layout, ...]:
+    """Types of the inputs."""
+    return tuple(v.layout for v in graph.inputs)

@@ -1,0 +1,182 @@
+"""How a tensor lies in its storage, and by which view op it came from its parent.
+
+A storage holds one array of a *root* layout.  A view op makes a child layout, remembered under the
+op and its arguments, so the same view taken again is one dictionary look-up.  Layouts are interned:
+two tensors with the same geometry on the same root have the same layout object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from lazytpu.dtypes import short_name, type_name
+
+Size = tuple[int, ...]
+Geometry = tuple[Size, Size, int, torch.dtype, int]  # the last: CONJ | NEG
+CONJ, NEG = 1, 2
+
+# A layout whose views keep changing (a sliding window over a data set) forgets them past this number.
+MAX_CHILDREN = 4096
+
+_roots: dict[tuple[Size, Size, torch.dtype], Layout] = {}
+
+
+class Layout:
+    """Sizes, strides and offset (in elements) and dtype of a tensor inside a storage.
+
+    ``bits`` are torch's lazy conjugate and negative bits: a tensor that has one reads as the conjugate
+    or negative of what is stored.
+
+    Attributes:
+        root: the layout of the whole storage; itself for a root.
+        parent: the layout the view op was applied to; None for a root.
+        op: the view op (an `Op`, or the name of one) that leads from ``parent`` here, with ``args``;
+            ``index`` is the position among its results for ops such as ``split``.
+        contiguous: row-major without gaps.
+        children: view op and arguments to the layout (or tuple of layouts) it gives.
+    """
+
+    __slots__ = (
+        "args",
+        "bits",
+        "by_geometry",
+        "children",
+        "contiguous",
+        "dtype",
+        "index",
+        "offset",
+        "op",
+        "parent",
+        "root",
+        "size",
+        "stride",
+    )
+
+    def __init__(self, size: Size, stride: Size, offset: int, dtype: torch.dtype, bits: int = 0) -> None:
+        self.size, self.stride, self.offset, self.dtype, self.bits = size, stride, offset, dtype, bits
+        self.contiguous = prod(size) == 0 or _row_major(size, stride)
+        self.children: dict[Any, Any] = {}
+        self.by_geometry: dict[Any, Layout] = {}
+        self.root: Layout = self
+        self.parent: Layout | None = None
+        self.op: Any = None
+        self.args: tuple[Any, ...] = ()
+        self.index: int | None = None
+
+    def __repr__(self) -> str:
+        return type_name(self.size, self.dtype)
+
+    @property
+    def geometry(self) -> Geometry:
+        """Sizes, strides, offset, dtype and lazy conjugate and negative bits."""
+        return self.size, self.stride, self.offset, self.dtype, self.bits
+
+    def describe(self) -> str:
+        """``f32[64,10]``, with the strides where they are not row-major."""
+        strides = "" if self.contiguous else f"{{{','.join(map(str, self.stride))}}}"
+        return f"{short_name(self.dtype)}[{','.join(map(str, self.size))}]{strides}"
+
+    def child(self, op: Any, args: tuple[Any, ...], geometry: Geometry, index: int | None = None) -> Layout:
+        """The interned layout of this geometry on this root, reached by ``op(self, *args)`` if it is new."""
+        known = self.root.geometry_layout(geometry)
+        if known is not None:
+            return known
+        made = Layout(*geometry)
+        made.root, made.parent, made.op, made.args, made.index = self.root, self, op, args, index
+        if len(self.root.by_geometry) >= MAX_CHILDREN:
+            self.root.by_geometry.clear()
+        self.root.by_geometry[geometry] = made
+        return made
+
+    def geometry_layout(self, geometry: Geometry) -> Layout | None:
+        """The layout of this geometry on this root, if there is one."""
+        return self if geometry == self.geometry else self.by_geometry.get(geometry)
+
+    def child_at(self, geometry: Geometry) -> Layout:
+        """The layout of this geometry on this root, whatever view ops led there."""
+        known = self.root.geometry_layout(geometry)
+        if known is not None:
+            return known
+        *plain, bits = geometry
+        if bits & CONJ:
+            return self.child_at((*plain, bits & ~CONJ)).child("_conj", (), geometry)
+        if bits & NEG:
+            return self.child_at((*plain, 0)).child("_neg_view", (), geometry)
+        flat, dtype = self.flat(), geometry[3]
+        if dtype != flat.dtype:
+            size = (flat.size[0] * flat.dtype.itemsize // dtype.itemsize,)
+            flat = flat.child("view_dtype", (dtype,), (size, (1,), 0, dtype, 0))
+        return flat.child("as_strided", geometry[:3], geometry)
+
+    def flat(self) -> Layout:
+        """The whole storage as a vector in memory order: ``permute`` and ``view`` of the root."""
+        root = self.root
+        if root.contiguous and len(root.size) == 1:
+            return root
+        ordered, order = root, memory_order(root)
+        if not root.contiguous:
+            size, stride = tuple(root.size[d] for d in order), tuple(root.stride[d] for d in order)
+            ordered = root.child("permute", (order,), (size, stride, 0, root.dtype, 0))
+        size = (prod(root.size),)
+        return ordered.child("view", (size,), (size, (1,), 0, root.dtype, 0))
+
+    def remember(self, key: Any, result: Any) -> None:
+        """Stores the layout(s) that the view op and arguments of ``key`` give."""
+        if len(self.children) >= MAX_CHILDREN:
+            self.children.clear()
+        self.children[key] = result
+
+
+def root_layout(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Layout:
+    """The interned layout of a whole storage.  ``stride`` must be dense (a permutation of row-major)."""
+    key = (tuple(size), tuple(stride), dtype)
+    found = _roots.get(key)
+    if found is None:
+        found = _roots[key] = Layout(*key[:2], 0, dtype)
+    return found
+
+
+def contiguous_stride(size: Sequence[int]) -> Size:
+    """Row-major strides, as torch gives them (a size of 0 counts as 1)."""
+    stride, step = [], 1
+    for n in reversed(size):
+        stride.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(stride))
+
+
+def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements fill memory without gaps or overlap, in some order of the dimensions."""
+    if prod(size) == 0:
+        return True
+    expected = 1
+    for st, n in sorted((st, n) for st, n in zip(stride, size, strict=True) if n != 1):
+        if st != expected:
+            return False
+        expected *= n
+    return True
+
+
+def overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two indices surely reach one element: a stride of 0 on a dimension longer than 1."""
+    return any(st == 0 and n > 1 for st, n in zip(stride, size, strict=True))
+
+
+def memory_order(layout: Layout) -> Size:
+    """The permutation of dimensions that puts a dense layout in row-major order."""
+    return tuple(sorted(range(len(layout.size)), key=lambda d: (-layout.stride[d], -layout.size[d], d)))
+
+
+def _row_major(size: Size, stride: Size) -> bool:
+    """Row-major where dimensions of length 1 may have any stride."""
+    expected = 1
+    for n, st in zip(reversed(size), reversed(stride), strict=True):
+        if n != 1:
+            if st != expected:
+                return False
+            expected *= n
+    return True

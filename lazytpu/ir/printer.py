@@ -1,0 +1,87 @@
+"""The text and the drawing of a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazytpu.dtypes import short_name
+from lazytpu.ir.graph import Graph, operands
+from lazytpu.ir.tree import Node, Number, Value
+
+_NUMBER_TYPE = {"f": "f64[]", "i": "i64[]", "c": "c128[]"}
+_LETTER = {"f": "s", "i": "n", "c": "z"}
+SITE_COLUMN = 64
+
+
+def graph_text(graph: Graph, *, sites: bool = True, strides: bool = True) -> str:
+    """The IR as text: one node a line, the user's line and module path at the right.
+
+    Args:
+        graph: what to print.
+        sites: whether to print the user's lines.
+        strides: whether to print strides that are not row-major.
+    """
+    names = graph.names
+    head = [f"{names[v]}: {_type(v, strides)}" for v in graph.inputs]
+    head += [f"{number_name(n)}: {_NUMBER_TYPE[n.kind] if n.dtype != 'rng' else 'u64[2]'}" for n in graph.numbers]
+    note = "  # %s: a number from Python" if sites and graph.numbers else ""
+    lines = [f"graph({', '.join(head)}) {{{note}"]
+    for node in graph.nodes:
+        line = f"  {node_text(node, names, strides)}"
+        if sites and node.site is not None:
+            line = f"{line:<{SITE_COLUMN}} # {node.site.describe()}"
+        lines.append(line)
+    donated = f"  donate {', '.join(names[graph.inputs[d]] for d in graph.donated)}\n" if graph.donated else ""
+    return "\n".join(lines) + f"\n  return {', '.join(names[v] for v in graph.outputs)}\n{donated}}}"
+
+
+def node_text(node: Node, names: dict[Value, str], strides: bool = True) -> str:
+    """``%0: f32[2,3] = aten.mul.Tensor(%p0, %s0)``."""
+    results = ", ".join(f"{names[v]}: {_type(v, strides)}" for v in node.values if v is not None)
+    arguments = [_argument(x, names) for x in node.args]
+    arguments += [f"{k}={_argument(x, names)}" for k, x in node.kwargs.items()]
+    cast = f" as {', '.join(map(repr, node.natural))} then cast" if node.natural else ""
+    return f"{results} = {node.op.name}({', '.join(arguments)}){cast}"
+
+
+def number_name(number: Number) -> str:
+    """``%s0`` for floats, ``%n0`` for ints, ``%z0`` for complex numbers."""
+    return f"%{_LETTER[number.kind]}{number.index}"
+
+
+def _type(value: Value, strides: bool) -> str:
+    return value.layout.describe() if strides else repr(value.layout)
+
+
+def _argument(x: Any, names: dict[Value, str]) -> str:
+    if type(x) is Value:
+        return names[x]
+    if type(x) is Number:
+        cast = f":{short_name(x.dtype)}" if isinstance(x.dtype, torch.dtype) else ""
+        return number_name(x) + (":int" if x.dtype is int else ":bool" if x.dtype is bool else cast)
+    if isinstance(x, (list, tuple)):
+        return f"[{', '.join(_argument(e, names) for e in x)}]"
+    if isinstance(x, torch.dtype):
+        return short_name(x)
+    if isinstance(x, (torch.memory_format, torch.layout)):
+        return str(x).removeprefix("torch.")
+    return repr(x)
+
+
+def graph_dot(graph: Graph) -> str:
+    """The graph in Graphviz's language."""
+    names = graph.names
+    lines = ["digraph lazytpu {", '  node [shape=box, fontname="monospace"];']
+    lines += [f'  "{names[v]}" [label="{names[v]}: {v.layout}", style=filled];' for v in graph.inputs]
+    maker = {v: f"node{i}" for i, node in enumerate(graph.nodes) for v in node.values if v is not None}
+    for i, node in enumerate(graph.nodes):
+        types = ", ".join(repr(v.layout) for v in node.values if v is not None)
+        place = node.site.describe().replace('"', "'") if node.site is not None else ""
+        lines.append(f'  node{i} [label="{node.op.name}\\n{types}\\n{place}"];')
+        for x in operands(node):
+            if type(x) is Value:
+                lines.append(f'  "{maker.get(x, names.get(x))}" -> node{i};')
+    lines += [f'  "{maker.get(v, names.get(v))}" -> output{i};' for i, v in enumerate(graph.outputs)]
+    return "\n".join([*lines, "}"])

@@ -1,0 +1,103 @@
+"""Where in the user's program an op was recorded: file, line and module path.  Asked on a miss only."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+import torch
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
+
+# Sites of forward ops by autograd sequence number, so that a backward op finds the line it came from.
+_MAX_FORWARD_SITES = 65536
+_forward_sites: OrderedDict[int, Site] = OrderedDict()
+_names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the user's program.
+
+    Attributes:
+        file, line: the innermost frame outside torch and lazytpu; empty when there is none.
+        module: class of the outermost ``nn.Module`` being called and the path inside it: ``CNN.c1``.
+        backward: the op belongs to the gradient of the op at this place.
+    """
+
+    file: str = ""
+    line: int = 0
+    module: str = ""
+    backward: bool = False
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
+
+    def describe(self) -> str:
+        """``train.py:12  CNN.c1 (backward)``."""
+        return "  ".join(filter(None, (str(self), self.module))) + (" (backward)" if self.backward else "")
+
+
+UNKNOWN = Site()
+
+
+def here() -> Site:
+    """The site of the op that is being recorded."""
+    node = torch._C._current_autograd_node()
+    if node is not None:
+        try:
+            forward = _forward_sites.get(node._sequence_nr())
+        except AttributeError:  # nodes of Python autograd functions
+            forward = None
+        if forward is not None:
+            return Site(forward.file, forward.line, forward.module, True)
+    site = _of_frames(sys._getframe(1))
+    if not site.file and threading.current_thread() is not threading.main_thread():
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        if main is not None:
+            found = _of_frames(main)
+            return Site(found.file, found.line, found.module, node is not None)
+    if node is None and torch.is_grad_enabled():
+        _forward_sites[torch.autograd._get_sequence_nr() - 1] = site
+        if len(_forward_sites) > _MAX_FORWARD_SITES:
+            _forward_sites.popitem(last=False)
+    return site
+
+
+def _of_frames(frame: FrameType | None) -> Site:
+    file, line, modules = "", 0, []
+    while frame is not None:
+        code = frame.f_code
+        if code is _CALL_CODE:
+            modules.append(frame.f_locals["self"])
+        elif not file and not code.co_filename.startswith((_OURS, _TORCH, "<")):
+            file, line = code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return Site(file, line, _module_path(modules[::-1]))
+
+
+def _module_path(modules: list[torch.nn.Module]) -> str:
+    if not modules:
+        return ""
+    parts, outer = [type(modules[0]).__name__], modules[0]
+    for inner in modules[1:]:
+        name = _name_within(outer, inner)
+        if name:
+            parts.append(name)
+            outer = inner
+    return ".".join(parts)
+
+
+def _name_within(outer: torch.nn.Module, inner: torch.nn.Module) -> str:
+    """``b.0.l1`` for the module ``outer.b[0].l1``; the class name when it is not inside."""
+    names = _names.get(outer)
+    if names is None or id(inner) not in names:
+        names = _names[outer] = {id(module): name for name, module in outer.named_modules()}
+    return names.get(id(inner), type(inner).__name__)

@@ -1,0 +1,206 @@
+"""The trace tree: every path from the root is the graph of one step, recorded op by op.
+
+A training loop records the same ops every step, so a step walks down a path that exists already.
+`Trace.cursor` stands on the node of the last op; the next op looks its key up among the cursor's
+children.  A hit makes nothing.  A miss makes one `Node`, and the place where two paths part is the
+explanation of a recompilation.
+
+Everything in a key hashes by identity or is an int, str, dtype or tuple of these, so that a look-up
+never runs Python code: this is what makes the commit of an op (see record.py) indivisible.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from lazytpu.ir.layout import Layout
+
+
+class Value:
+    """One array: result ``index`` of ``node``, or input number ``index`` of the graph (``node`` None).
+
+    Identity is equality.  A value has one layout, so tensors that share a value share their strides.
+    """
+
+    __slots__ = ("index", "layout", "node")
+
+    def __init__(self, node: Node | None, index: int, layout: Layout) -> None:
+        self.node, self.index, self.layout = node, index, layout
+
+    def __repr__(self) -> str:
+        return f"%{'p' if self.node is None else f'{self.node.depth - 1}.'}{self.index}: {self.layout}"
+
+
+class Number:
+    """A number from Python: element ``index`` of the step's host array of its ``kind``.
+
+    Kinds are ``f`` (float64), ``i`` (int64) and ``c`` (complex128); ``dtype`` is what the op sees
+    (``float``, ``int``, ``bool`` or ``complex`` for a Python number, a torch dtype for a 0-dim CPU tensor).
+    """
+
+    __slots__ = ("dtype", "index", "kind")
+
+    def __init__(self, kind: str, index: int, dtype: Any) -> None:
+        self.kind, self.index, self.dtype = kind, index, dtype
+
+    def __repr__(self) -> str:
+        return f"%{self.kind}{self.index}"
+
+
+class Node:
+    """One recorded op.
+
+    Attributes:
+        op: what was recorded (record.Op); ``args`` and ``kwargs`` are the aten arguments with `Value`
+            for tensors, `Number` for numbers that are inputs, and plain Python values for attributes.
+        value, layout: of the first result; ``values`` has all of them (None where torch gives none).
+        structure: how the results nest, each an index into ``values``: ``0``, ``(0, 1)``, ``[0, 1]``, ``([0], [1])``.
+        natural: types the op gives where an in-place op then casts to those of its target; else None.
+        counts: how many floats, ints and complex numbers the path holds up to here.
+        site: the user's line and module path.
+        children: key of the next op to its node.
+        executables: (live values, donated inputs) to what `step.cut` found to run for them.
+        promoted: per op the positions whose numbers are inputs because they were seen to change.
+    """
+
+    __slots__ = (
+        "args",
+        "children",
+        "counts",
+        "depth",
+        "executables",
+        "key",
+        "kwargs",
+        "layout",
+        "natural",
+        "op",
+        "parent",
+        "promoted",
+        "structure",
+        "site",
+        "value",
+        "values",
+    )
+
+    def __init__(self, parent: Node | None) -> None:
+        self.parent = parent
+        self.children: dict[Any, Node] = {}
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.counts: tuple[int, int, int] = (0, 0, 0) if parent is None else parent.counts
+        self.executables: dict[Any, Any] = {}
+        self.promoted: dict[Any, Any] | None = None
+        self.op: Any = None
+        self.key: Any = None
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.values: tuple[Value | None, ...] = ()
+        self.value: Any = None
+        self.layout: Any = None
+        self.structure: Any = 0
+        self.natural: tuple[Layout, ...] | None = None
+        self.site: Any = None
+
+    def set_results(self, layouts: tuple[Layout | None, ...], structure: Any) -> None:
+        """Gives the node its results."""
+        self.values = tuple(None if lay is None else Value(self, i, lay) for i, lay in enumerate(layouts))
+        self.structure = structure
+        if self.values:
+            self.value, self.layout = self.values[0], layouts[0]
+
+    def path(self) -> list[Node]:
+        """The nodes from the first op to this one."""
+        nodes, node = [], self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+class Trace:
+    """The state of recording: one for the process.
+
+    Attributes:
+        root, cursor: the tree and the node of the last op.
+        step: number of the current step; a cell whose ``step`` differs has to be loaded first.
+        inputs: (storage, its buffer, whether someone else may hold the buffer) in order of first use.
+        floats, ints, complexes: the numbers from Python of this step, in order of recording.
+        pending: storages that were written in this step, in order of first write.
+        nodes: how many nodes the tree holds.
+        parted: (node, its new child) where this step left the known paths.
+    """
+
+    __slots__ = (
+        "complexes",
+        "cursor",
+        "floats",
+        "input_values",
+        "inputs",
+        "ints",
+        "nodes",
+        "ops",
+        "parted",
+        "pending",
+        "root",
+        "step",
+    )
+
+    def __init__(self) -> None:
+        self.root = self.cursor = Node(None)
+        self.step = 1
+        self.inputs: list[tuple[Any, Any, bool]] = []
+        self.floats: list[float] = []
+        self.ints: list[int] = []
+        self.complexes: list[complex] = []
+        self.pending: list[Any] = []
+        self.input_values: dict[tuple[int, Layout], Value] = {}
+        self.nodes = 0
+        self.ops = 0
+        self.parted: tuple[Node, Node] | None = None
+
+    def input_value(self, index: int, layout: Layout) -> Value:
+        """The value that stands for input ``index`` of this layout on every path."""
+        value = self.input_values.get((index, layout))
+        if value is None:
+            value = self.input_values[index, layout] = Value(None, index, layout)
+        return value
+
+    def next_step(self) -> None:
+        """Back to the root; what was recorded stays in the tree."""
+        self.ops += self.cursor.depth
+        self.cursor = self.root
+        self.step += 1
+        self.inputs, self.floats, self.ints, self.complexes = [], [], [], []
+        self.parted = None
+
+    def forget_paths(self) -> None:
+        """Drops the tree (compiled graphs are found again by their hash)."""
+        self.root = Node(None)
+        self.input_values = {}
+        self.nodes = 0
+        if self.cursor.depth == 0:
+            self.cursor = self.root
+
+
+trace = Trace()
+
+
+class LeastRecent(OrderedDict[Any, Any]):
+    """A dictionary that forgets its least recently used entry past ``limit``."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def find(self, key: Any) -> Any:
+        """The entry, now the most recent, or None."""
+        if key in self:
+            self.move_to_end(key)
+            return self[key]
+        return None
+
+    def keep(self, key: Any, value: Any) -> None:
+        """Adds an entry."""
+        self[key] = value
+        if len(self) > self.limit:
+            self.popitem(last=False)

@@ -1,0 +1,248 @@
+"""One kernel for each aten overload: what torch's dispatcher calls for a device tensor.
+
+There are four kinds, told apart by the schema: views, functional ops, ops that write (in place or
+``out=``), and the few that need the values (special.py).  ``functional`` and ``in_place`` here are the general
+forms; fast.py generates quicker ones for the common schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from lazytpu import record as recording
+from lazytpu.errors import UnsupportedOpError
+from lazytpu.ir import site
+from lazytpu.ir.layout import Layout, overlaps
+from lazytpu.ir.tree import Value, trace
+from lazytpu.lowering.lower import can_lower
+from lazytpu.record import MixedDevicesError, cell_of, is_device_tensor, lock, record, results_of
+from lazytpu.schema import ABSENT, Op, OpOverload, aten, functional_twin, op_of
+from lazytpu.storage import Storage, cell_at, new_storage, resolve
+from lazytpu.tensor import LazyTensor, make, make_view
+from lazytpu.views import write
+
+META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+Kernel = Callable[..., Any]
+
+
+def fresh(value: Value) -> LazyTensor:
+    """A new tensor that holds ``value``."""
+    storage = new_storage(value.layout)
+    storage.value, storage.step, storage.dirty = value, trace.step, trace.step
+    trace.pending.append(storage)
+    return make(storage)
+
+
+def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the call is FakeTensor's: it calls our kernels with meta tensors to learn types."""
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, torch.Tensor):
+            if x.device.type == "meta":
+                return True
+        elif isinstance(x, (list, tuple)) and any(isinstance(e, torch.Tensor) and e.device.type == "meta" for e in x):
+            return True
+    return False
+
+
+def call_meta(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What the op gives for meta tensors."""
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    return overload(*args, **kwargs)
+
+
+def functional(overload: OpOverload) -> Kernel:
+    """The kernel of an op that makes new tensors."""
+    op = op_of(overload)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with lock:
+                while True:
+                    step = trace.step
+                    out = results_of(record(op, op.bind(args, kwargs)), fresh)
+                    if trace.step == step:
+                        return out
+        except MixedDevicesError:
+            if on_other_device(args, kwargs):
+                return call_meta(overload, args, kwargs)
+            raise
+
+    return kernel
+
+
+def view(overload: OpOverload) -> Kernel:
+    """The kernel of a view op: a tensor on the same storage, remembered by the layout it came from.
+
+    On a hit the sizes are known and one ``as_strided`` makes the tensor; on a miss torch's own meta kernel
+    does, so a wrong ``view`` raises what eager raises.
+    """
+    op = op_of(overload)
+    lists = op.returns is None
+
+    def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not is_device_tensor(tensor):
+            return call_meta(overload, (tensor, *args), kwargs)
+        storage, layout = resolve(cell_of(tensor))
+        bound = op.bind((tensor, *args), kwargs)[1:]
+        key = (op, *[tuple(b) if type(b) is list else b for b in bound])
+        known = layout.children.get(key)
+        if known is None:
+            return _new_view(op, tensor, storage, layout, key, tuple(bound))
+        if lists:
+            return [make_view(tensor, storage, lay) for lay in known]
+        return make_view(tensor, storage, known)
+
+    return kernel
+
+
+def _new_view(op: Op, tensor: torch.Tensor, storage: Storage, layout: Layout, key: Any, bound: tuple[Any, ...]) -> Any:
+    positional = tuple(b for b in bound if b is not ABSENT)
+    made = op.overload.redispatch(META, tensor, *[b for b in bound if b is not ABSENT])
+    several = isinstance(made, (list, tuple))
+    layouts = []
+    for index, out in enumerate(made if several else [made]):
+        geometry = (tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.is_conj() + 2 * out.is_neg())
+        _check_bounds(geometry, layout.root)
+        child = layout.child(op, positional, geometry, index if several else None)
+        layouts.append(child)
+        out.__class__ = LazyTensor
+        out._s = cell_at(storage, child)
+    if all(lay.bits == layout.bits for lay in layouts):  # a lazy conjugate needs torch's own kernel each time
+        layout.remember(key, tuple(layouts) if several else layouts[0])
+    return made
+
+
+def _check_bounds(geometry: Any, root: Layout) -> None:
+    size, stride, offset, dtype, _ = geometry
+    if not prod(size):
+        return
+    last = offset + sum((n - 1) * st for n, st in zip(size, stride, strict=True))
+    have = prod(root.size) * root.dtype.itemsize
+    if (last + 1) * dtype.itemsize > have:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
+            f"{dtype.itemsize} requiring a storage size of {(last + 1) * dtype.itemsize} are out of bounds for "
+            f"storage of size {have}"
+        )
+
+
+def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
+    """The kernel of an op that writes to its arguments: records the functional twin, then points the
+    storages at its results."""
+    op = op_of(overload, twin)
+    written = [i for i, a in enumerate(overload._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    returned = len(overload._schema.returns)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        bound = op.bind(args, kwargs)
+        targets: list[Any] = []
+        for i in written:
+            targets += bound[i] if isinstance(bound[i], (list, tuple)) else [bound[i]]
+        try:
+            with lock:
+                for target in targets:
+                    check_writable(target, overload)
+                node = record(op, bound)
+                values = node.values
+                for target, value in zip(targets, values, strict=False):
+                    if value is not None:
+                        write(cell_of(target), value)
+        except MixedDevicesError:
+            if on_other_device(args, kwargs):
+                return call_meta(overload, args, kwargs)
+            raise
+        if returned == 0:
+            return None
+        extra = [fresh(v) for v in values[len(targets) :] if v is not None]
+        results = [*(bound[i] for i in written), *extra][:returned]
+        return results[0] if returned == 1 else tuple(results)
+
+    return kernel
+
+
+def check_writable(target: Any, overload: OpOverload) -> None:
+    """Raises torch's error for a tensor whose elements share memory with each other."""
+    layout = cell_of(target).layout if is_device_tensor(target) else None
+    if layout is not None and layout.parent is not None and overlaps(layout.size, layout.stride):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            "location. Please clone() the tensor before performing the operation."
+        )
+
+
+def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
+    """The kernel of an ``out=`` overload: the functional twin, then a copy into what was given."""
+    names = [a.name for a in overload._schema.arguments if a.is_out]
+    positions = {a.name: i for i, a in enumerate(overload._schema.arguments)}
+    returned = len(overload._schema.returns)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if on_other_device(args, kwargs):
+            return call_meta(overload, args, kwargs)
+        outs = [kwargs.pop(n) if n in kwargs else args[positions[n]] for n in names]
+        given = args[: min((positions[n] for n in names), default=len(args))]
+        results = twin(*given, **_factory_arguments(twin, outs, kwargs))
+        flat_outs = [t for o in outs for t in (o if isinstance(o, (list, tuple)) else [o])]
+        flat = results if isinstance(results, (list, tuple)) else [results]
+        flat = [t for r in flat for t in (r if isinstance(r, (list, tuple)) else [r])]
+        for out, result in zip(flat_outs, flat, strict=True):
+            store_out(out, result)
+        return None if returned == 0 else outs[0] if returned == 1 else tuple(outs)
+
+    return kernel
+
+
+def _factory_arguments(twin: OpOverload, outs: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = {a.name for a in twin._schema.arguments}
+    if "device" in names and outs:
+        return {**kwargs, "device": outs[0].device, **({"dtype": outs[0].dtype} if "dtype" in names else {})}
+    if "dtype" in names and "dtype" not in kwargs and outs and twin._schema.name in _DTYPE_OF_OUT:
+        return {**kwargs, "dtype": outs[0].dtype}
+    return kwargs
+
+
+_DTYPE_OF_OUT = {"aten::sum", "aten::prod", "aten::mean", "aten::nansum", "aten::cumsum", "aten::cumprod"}
+
+
+def store_out(out: torch.Tensor, result: torch.Tensor) -> None:
+    """Copies a result into a tensor given as ``out=``, resizing it as torch does."""
+    if not torch.can_cast(result.dtype, out.dtype):
+        kind = str(result.dtype).removeprefix("torch.").capitalize()
+        raise RuntimeError(
+            f"result type {kind} can't be cast to the desired output type "
+            f"{str(out.dtype).removeprefix('torch.').capitalize()}"
+        )
+    if out.shape != result.shape:
+        torch._C._VariableFunctions._resize_output_(out, result.shape, out.device) if False else out.resize_(result.shape)
+    aten.copy_.default(out, result)
+
+
+def unsupported(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> UnsupportedOpError:
+    """The error for an op that nothing lowers."""
+    types = [repr(cell_of(x).layout) for x in (*args, *kwargs.values()) if is_device_tensor(x)]
+    name = overload._schema.name + (f".{overload._overloadname}" if overload._overloadname != "default" else "")
+    return UnsupportedOpError(
+        f"{name} has no lowering and no decomposition",
+        at=site.here().describe(),
+        given=", ".join(types),
+        do='add a rule (docs/how-to/add-an-op) or set lazytpu.config.fallback = "cpu"',
+    )
+
+
+__all__ = [
+    "can_lower",
+    "call_meta",
+    "fresh",
+    "functional",
+    "functional_twin",
+    "in_place",
+    "on_other_device",
+    "recording",
+    "view",
+    "with_out",
+]

@@ -1,0 +1,1 @@
+"""From the IR to HLO: one registry of rules, one file a family of ops."""

@@ -1,0 +1,201 @@
+"""From a graph to a jax function: every node through its rule, every result checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+from torch.utils._pytree import tree_flatten, tree_map
+
+import lazytpu.lowering.rules  # noqa: F401  registers every rule
+from lazytpu.dtypes import to_numpy, to_torch, type_name
+from lazytpu.errors import LoweringError, UnsupportedOpError
+from lazytpu.ir.graph import Graph, operands
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
+from lazytpu.lowering.registry import rule_of
+
+Type = jax.ShapeDtypeStruct
+
+
+def type_of(layout: Layout) -> Type:
+    """The XLA type of a layout; strides do not exist there."""
+    return Type(layout.size, to_numpy(layout.dtype))
+
+
+def can_lower(op: torch._ops.OpOverload) -> bool:
+    """Whether ``op`` has a rule or a decomposition."""
+    return rule_of(op) is not None or decomposition_of(op) is not None
+
+
+def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
+    """A function of (inputs, floats f64[n], ints i64[m], complexes c128[k]) that computes the outputs."""
+
+    def step(inputs: Sequence[Any], floats: Any, ints: Any, complexes: Any) -> tuple[Any, ...]:
+        packs = {"f": floats, "i": ints, "c": complexes}
+        values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
+        last_use = _last_uses(graph)
+        for position, node in enumerate(graph.nodes):
+            _run(node, values, packs)
+            for value in last_use.get(position, ()):
+                del values[value]
+        return tuple(values[v] for v in graph.outputs)
+
+    return step
+
+
+def _last_uses(graph: Graph) -> dict[int, list[Value]]:
+    """Node positions to the values nobody needs after them, so that tracing holds few arrays."""
+    last: dict[Value, int] = {}
+    for position, node in enumerate(graph.nodes):
+        for x in operands(node):
+            if type(x) is Value:
+                last[x] = position
+    kept = {*graph.outputs}
+    uses: dict[int, list[Value]] = {}
+    for value, position in last.items():
+        if value not in kept:
+            uses.setdefault(position, []).append(value)
+    return uses
+
+
+def _run(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> None:
+    """Lowers one node."""
+
+    def operand(x: Any) -> Any:
+        if type(x) is Value:
+            return values[x]
+        if type(x) is Number:
+            return _number(x, packs)
+        if isinstance(x, list):
+            return [operand(e) for e in x]
+        return x
+
+    types = node.natural or [None if v is None else v.layout for v in node.values]
+    out = _nest(node.structure, [None if lay is None else type_of(lay) for lay in types])
+    args, kwargs = [operand(x) for x in node.args], {k: operand(x) for k, x in node.kwargs.items()}
+    try:
+        with jax.named_scope(scope_name(node)):
+            results = _flat(lower_op(node.op.recorded, out, args, kwargs))
+    except LoweringError:
+        raise
+    except Exception as error:
+        raise LoweringError(
+            f"{node.op.name} could not be lowered: {type(error).__name__}: {error}",
+            at=node.site.describe() if node.site else "",
+            given=", ".join(repr(x.layout) for x in operands(node) if type(x) is Value),
+        ) from error
+    _check(node, types, results)
+    for value, result in zip(node.values, results, strict=True):
+        if value is not None:
+            wanted = to_numpy(value.layout.dtype)
+            values[value] = result if result.dtype == wanted else _cast(result, wanted)
+
+
+def scope_name(node: Node) -> str:
+    """``CNN/c1/aten.convolution``, the ``op_name`` of the HLO that comes of the node."""
+    module = node.site.module.replace(".", "/") + "/" if node.site is not None and node.site.module else ""
+    return module + str(node.op.name)
+
+
+def lower_op(op: torch._ops.OpOverload, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Applies the rule of ``op``, or the rules of its decomposition, to jax arrays."""
+    rule = rule_of(op)
+    if rule is not None:
+        return rule(out, *args, **kwargs)
+    if decomposition_of(op) is None:
+        raise UnsupportedOpError(f"{op} has no lowering and no decomposition")
+    return _lower_decomposed(op, out, args, kwargs)
+
+
+def _lower_decomposed(op: Any, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    rng = kwargs.pop("rng", None)
+    metas = tree_map(_to_meta, (list(args), kwargs), is_leaf=lambda x: isinstance(x, jax.Array))
+    module = trace_decomposition(op, *metas)
+    arrays = [x for x in tree_flatten((list(args), kwargs))[0] if isinstance(x, jax.Array)]
+    return run_fx(module, arrays, rng)
+
+
+def run_fx(module: torch.fx.GraphModule, arrays: Sequence[Any], rng: Any = None) -> Any:
+    """Runs an FX graph of aten ops through the rules.
+
+    Args:
+        module: the graph; its nodes carry their types in ``meta["val"]``.
+        arrays: the jax arrays of its placeholders.
+        rng: key for random ops, u64[2].
+    """
+    values: dict[Any, Any] = {}
+    remaining = iter(arrays)
+    draws = 0
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(remaining)
+        elif node.op == "get_attr":
+            constant = getattr(module, node.target)
+            values[node] = jnp.asarray(constant.numpy(), dtype=to_numpy(constant.dtype))
+        elif node.op == "output":
+            return torch.fx.node.map_arg(node.args[0], lambda n: values[n])
+        elif node.target.__class__.__name__ == "builtin_function_or_method":  # getitem
+            values[node] = values[node.args[0]][node.args[1]]
+        else:
+            args, kwargs = torch.fx.node.map_arg((list(node.args), dict(node.kwargs)), lambda n: values[n])
+            for ignored in ("device", "layout", "pin_memory", "non_blocking"):
+                kwargs.pop(ignored, None)
+            if torch.Tag.nondeterministic_seeded in node.target.tags:
+                draws += 1
+                kwargs["rng"] = rng.at[1].add(jnp.uint64(draws << 40))
+            out = tree_map(_type_of_tensor, node.meta["val"])
+            values[node] = lower_op(node.target, out, args, kwargs)
+    raise AssertionError("an FX graph without output")
+
+
+def _type_of_tensor(t: Any) -> Any:
+    return Type(tuple(t.shape), to_numpy(t.dtype)) if isinstance(t, torch.Tensor) else t
+
+
+def _to_meta(x: Any) -> Any:
+    return torch.empty(x.shape, dtype=to_torch(x.dtype), device="meta") if isinstance(x, jax.Array) else x
+
+
+def _number(number: Number, packs: dict[str, Any]) -> Any:
+    pack = packs[number.kind]
+    if number.dtype == "rng":
+        return lax.bitcast_convert_type(lax.slice(pack, (number.index,), (number.index + 2,)), jnp.uint64)
+    x = lax.index_in_dim(pack, number.index, keepdims=False)
+    if number.dtype is bool:
+        return x != 0
+    return x.astype(to_numpy(number.dtype)) if isinstance(number.dtype, torch.dtype) else x
+
+
+def _nest(structure: Any, types: Sequence[Any]) -> Any:
+    if isinstance(structure, int):
+        return types[structure]
+    return type(structure)(_nest(s, types) for s in structure)
+
+
+def _flat(x: Any) -> list[Any]:
+    return [leaf for e in x for leaf in _flat(e)] if isinstance(x, (list, tuple)) else [x]
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        x = lax.real(x)
+    return x.astype(dtype)
+
+
+def _check(node: Node, types: Sequence[Any], results: Sequence[Any]) -> None:
+    """Compares what the rule gave with what torch predicted."""
+    site = node.site.describe() if node.site else ""
+    if len(results) != len(types):
+        raise LoweringError(f"{node.op.name}: the rule gave {len(results)} results, torch predicts {len(types)}", at=site)
+    for layout, result in zip(types, results, strict=True):
+        if layout is None:
+            continue
+        if result is None or tuple(result.shape) != layout.size or result.dtype != to_numpy(layout.dtype):
+            got = "nothing" if result is None else type_name(tuple(result.shape), to_torch(result.dtype))
+            raise LoweringError(f"{node.op.name}: the rule gave {got}, torch predicts {layout}", at=site)

@@ -1,0 +1,98 @@
+"""The one table of lowering rules.
+
+A rule turns one aten overload into jax operations::
+
+    @lowers(aten.cumsum.default)
+    def cumsum(out, x, dim, *, dtype=None):
+        return jnp.cumsum(x, axis=dim, dtype=out.dtype)
+
+``out`` is the type torch predicted for the result: a ``jax.ShapeDtypeStruct``, or a tuple of them for
+several results (a list for ``Tensor[]``, ``None`` for a result torch leaves undefined).  The other
+arguments are those of the aten schema: tensors are jax arrays (logical shape; strides do not exist
+here), ``Scalar`` arguments are Python numbers or 0-d arrays of f64, i64, bool or c128 whose values are
+not known while lowering, everything else is the Python value of the attribute.  Arguments that equal
+the schema's default are not passed.  A rule of a random op is also given ``rng``, the 0-d
+``uint64`` pair ``(seed, counter)`` as an array of shape [2].
+
+Every result is checked against ``out`` (shape and dtype), so a rule cannot get a type wrong unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import jax
+import torch
+
+Rule = Callable[..., Any]
+_R = TypeVar("_R", bound=Rule)
+
+_RULES: dict[torch._ops.OpOverload, Rule] = {}
+_DYNAMIC: dict[torch._ops.OpOverload, frozenset[str]] = {}
+_platform: list[str] = []
+
+
+def lowers(*ops: torch._ops.OpOverload, dynamic: str = "") -> Callable[[_R], _R]:
+    """Registers a rule for ``ops``.
+
+    Args:
+        ops: the overloads that the rule lowers.
+        dynamic: names, separated by spaces, of ``float`` and ``int`` arguments that the rule also
+            accepts as 0-d arrays (f64, i64).  A number seen to change at such an argument becomes an
+            input of the graph instead of a reason to compile again.
+
+    Raises:
+        ValueError: an overload has a rule already.
+    """
+
+    def register(rule: _R) -> _R:
+        for op in ops:
+            if op in _RULES:
+                raise ValueError(f"{op} has two lowering rules: {_RULES[op].__qualname__} and {rule.__qualname__}")
+            _RULES[op] = rule
+            if dynamic:
+                _DYNAMIC[op] = frozenset(dynamic.split())
+        return rule
+
+    return register
+
+
+def lowers_each(table: dict[torch._ops.OpOverload, Rule]) -> None:
+    """Registers a table ``overload -> rule``, for families whose rules are one expression each."""
+    for op, rule in table.items():
+        lowers(op)(rule)
+
+
+def rule_of(op: torch._ops.OpOverload) -> Rule | None:
+    """The rule of an overload, or None."""
+    return _RULES.get(op)
+
+
+def dynamic_arguments(op: torch._ops.OpOverload) -> Iterable[str]:
+    """Names of the numbers of ``op`` that its rule accepts as arrays."""
+    return _DYNAMIC.get(op, ())
+
+
+def lowered_ops() -> Iterator[torch._ops.OpOverload]:
+    """Every overload that has a rule."""
+    return iter(_RULES)
+
+
+@contextmanager
+def lowering_for(platform: str) -> Iterator[None]:
+    """Rules called inside choose their form for ``platform`` (``cpu``, ``gpu``, ``tpu``)."""
+    _platform.append(platform)
+    try:
+        yield
+    finally:
+        _platform.pop()
+
+
+def target_platform() -> str:
+    """The platform the rule that asks is being lowered for."""
+    if _platform:
+        return _platform[-1]
+    name = jax.default_backend()
+    return "gpu" if name in ("cuda", "rocm") else name

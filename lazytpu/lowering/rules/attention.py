@@ -1,0 +1,157 @@
+"""Scaled dot product attention, in the forms in which torch asks a device for it.
+
+Only the logarithm of each row's sum is kept for the gradient, which computes the weights again.  The
+causal mask is a comparison of positions, never an array of its own.  Several query heads may share one
+key head: they are then rows of the same product.
+"""
+
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.matmul import product
+from lazytpu.lowering.rules.operands import compute_dtype
+from lazytpu.lowering.rules.random import mask
+
+aten = torch.ops.aten
+
+
+def _batched(a, b, a_dim, b_dim):
+    """Products over the last two dimensions, contracted along ``a_dim`` and ``b_dim`` (-1 or -2)."""
+    batch = tuple(range(a.ndim - 2))
+    return product(a, b, ((a.ndim + a_dim,), (b.ndim + b_dim,)), (batch, batch))
+
+
+def _grouped(x, like):
+    """``x`` [..., heads, rows, width] with the heads that share one head of ``like`` laid out as rows."""
+    return x if x.shape[-3] == like.shape[-3] else x.reshape(*like.shape[:-2], -1, x.shape[-1])
+
+
+def _masked_scores(q, k, bias, is_causal, scale):
+    """``scale * q k^T + bias`` of [..., heads, queries, keys] in the type to compute in."""
+    dtype = compute_dtype(q.dtype)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = _batched(_grouped(q, k), k, -1, -1).reshape(*q.shape[:-1], k.shape[-2]) * jnp.asarray(scale, dtype)
+    if bias is not None:
+        scores = scores + bias.astype(dtype)
+    if is_causal:
+        rows, columns = (lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - i) for i in (2, 1))
+        scores = jnp.where(rows >= columns, scores, -jnp.inf)
+    return scores
+
+
+def _weights(scores, logsumexp):
+    """Softmax from the kept logarithms; a row that is masked throughout gets zeros."""
+    return jnp.exp(scores - jnp.where(logsumexp == -jnp.inf, 0, logsumexp)[..., None])
+
+
+def _dropped(weights, dropout_p, rng):
+    """The weights after dropout, whose mask is made from ``rng`` alone and so can be made again."""
+    keep = 1.0 - jnp.asarray(dropout_p, jnp.float64)
+    factor = jnp.where(keep == 0, 0.0, 1 / keep).astype(weights.dtype)
+    return jnp.where(mask(rng, weights.shape, keep), weights * factor, 0)
+
+
+def _attention(out, q, k, v, bias, dropout_p, is_causal, scale, rng):
+    """The result and the logarithms of the sums, in the types of ``out[0]`` and ``out[1]``."""
+    scores = _masked_scores(q, k, bias, is_causal, scale)
+    top = jnp.max(scores, -1, keepdims=True, initial=-jnp.inf)
+    logs = jnp.log(jnp.sum(jnp.exp(scores - jnp.where(top == -jnp.inf, 0, top)), -1)) + top[..., 0]
+    weights = _weights(scores, logs)
+    if rng is not None:
+        weights = _dropped(weights, dropout_p, rng)
+    y = _batched(_grouped(weights.astype(v.dtype), v), v, -1, -2)
+    return y.reshape(out[0].shape).astype(out[0].dtype), logs.reshape(out[1].shape).astype(out[1].dtype)
+
+
+def _gradients(out, grad, q, k, v, bias, result, logs, dropout_p, is_causal, scale, rng):
+    """Gradients of q, k, v and the bias; ``out`` holds None for those that are not wanted."""
+    dtype = compute_dtype(q.dtype)
+    factor = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype)
+    weights = _weights(_masked_scores(q, k, bias, is_causal, scale), logs.astype(dtype).reshape(q.shape[:-1]))
+    used, of_weights = weights, _batched(_grouped(grad, v), v, -1, -1).reshape(weights.shape)
+    if rng is not None:
+        used, of_weights = (_dropped(w, dropout_p, rng) for w in (weights, of_weights))
+    along = jnp.sum(grad.astype(dtype) * result.astype(dtype), -1, keepdims=True)
+    of_scores = weights * (of_weights - along)
+    rows = _grouped((of_scores * factor).astype(q.dtype), k)
+    results = [
+        _batched(rows, k, -1, -2),
+        _batched(rows, _grouped(q, k), -2, -2),
+        _batched(_grouped(used.astype(v.dtype), v), _grouped(grad, v), -2, -2),
+    ]
+    if len(out) > 3:
+        results.append(None if out[3] is None else _summed_to(of_scores, out[3].shape))
+    return tuple(None if o is None else r.reshape(o.shape).astype(o.dtype) for r, o in zip(results, out, strict=True))
+
+
+def _summed_to(x, shape):
+    """Sums ``x`` over the dimensions along which ``shape`` was broadcast."""
+    shape = (1,) * (x.ndim - len(shape)) + tuple(shape)
+    return jnp.sum(x, tuple(i for i, n in enumerate(shape) if n == 1 and x.shape[i] != 1), keepdims=True)
+
+
+def _wants_dropout(dropout_p):
+    """Whether there is dropout: a number that is not known while lowering counts as some."""
+    return not isinstance(dropout_p, int | float) or dropout_p > 0
+
+
+def _kept(rng, types):
+    """Seed and counter as results of ``types``, for the gradient; zeros where nothing was random."""
+    parts = (jnp.zeros((), jnp.uint64),) * 2 if rng is None else (rng[0], rng[1])
+    return tuple(p.astype(t.dtype).reshape(t.shape) for p, t in zip(parts, types, strict=True))
+
+
+def _key(seed, offset):
+    """The ``rng`` that ``_kept`` was given."""
+    return jnp.stack([seed.reshape(()), offset.reshape(())]).astype(jnp.uint64)
+
+
+@lowers(aten._scaled_dot_product_fused_attention_overrideable.default, dynamic="dropout_p scale")
+def fused_attention(
+    out, q, k, v, attn_bias=None, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None, rng=None
+):
+    rng = rng if _wants_dropout(dropout_p) else None
+    y, logs = _attention(out, q, k, v, attn_bias, dropout_p, is_causal, scale, rng)
+    return y, logs, None, None, q.shape[-2], k.shape[-2], *_kept(rng, out[6:8]), None
+
+
+@lowers(aten._scaled_dot_product_fused_attention_overrideable_backward.default, dynamic="dropout_p scale")
+def fused_attention_backward(
+    out,
+    grad,
+    q,
+    k,
+    v,
+    attn_bias,
+    grad_input_mask,
+    result,
+    logsumexp,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    philox_seed,
+    philox_offset,
+    *,
+    scale=None,
+):
+    wanted = tuple(o if want else None for o, want in zip(out, grad_input_mask, strict=True))
+    rng = _key(philox_seed, philox_offset) if _wants_dropout(dropout_p) else None
+    return _gradients(wanted, grad, q, k, v, attn_bias, result, logsumexp, dropout_p, is_causal, scale, rng)
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default, dynamic="dropout_p scale")
+def flash_attention(out, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None, rng=None):
+    """Torch itself allows no dropout here."""
+    return _attention(out, q, k, v, attn_mask, dropout_p, is_causal, scale, None)
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, dynamic="dropout_p scale")
+def flash_attention_backward(
+    out, grad, q, k, v, result, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
+):
+    return _gradients(out, grad, q, k, v, attn_mask, result, logsumexp, dropout_p, is_causal, scale, None)

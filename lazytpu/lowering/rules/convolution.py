@@ -1,0 +1,93 @@
+"""Convolutions and their gradients, plain, transposed, grouped and dilated, in one to three dimensions.
+
+Three linear maps are enough: the convolution, its transpose in the input and its transpose in the
+weight.  A transposed convolution is the second of them, and its gradients are the other two.
+"""
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from lazytpu.lowering.registry import lowers, target_platform
+from lazytpu.lowering.rules.operands import compute_dtype
+
+aten = torch.ops.aten
+
+
+def _conv(x, w, shape, stride, padding, dilation, groups):
+    """The convolution whose result has ``shape``: the padding at the end of a dimension follows from that."""
+    spans = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(shape[2:], stride, w.shape[2:], dilation, strict=True)]
+    pads = [(p, span - size - p) for p, span, size in zip(padding, spans, x.shape[2:], strict=True)]
+    return lax.conv_general_dilated(x, w, stride, pads, rhs_dilation=dilation, feature_group_count=groups)
+
+
+def _input_transpose(grad, w, shape, *how):
+    x = jax.ShapeDtypeStruct(shape, grad.dtype)
+    return jax.linear_transpose(lambda x: _conv(x, w, grad.shape, *how), x)(grad)[0]
+
+
+def _weight_transpose(grad, x, shape, *how):
+    w = jax.ShapeDtypeStruct(shape, grad.dtype)
+    return jax.linear_transpose(lambda w: _conv(x, w, grad.shape, *how), w)(grad)[0]
+
+
+def _computed(*arrays):
+    """The arrays in the type to compute in: CPUs have no half-precision convolution worth the name."""
+    if target_platform() != "cpu":
+        return arrays
+    return tuple(a.astype(compute_dtype(a.dtype)) for a in arrays)
+
+
+def _sizes(values, n):
+    """A list of ``n`` integers: torch allows one for all dimensions."""
+    return tuple(values) * n if len(values) == 1 else tuple(values)
+
+
+def _add_bias(y, bias):
+    return y if bias is None else y + bias.astype(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
+
+
+@lowers(aten.convolution.default, aten.convolution_overrideable.default)
+def convolution(out, x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
+    n = x.ndim - 2
+    how = _sizes(stride, n), _sizes(padding, n), _sizes(dilation, n), groups
+    x, w = _computed(x, w)
+    if 0 in out.shape or 0 in x.shape or 0 in w.shape:
+        y = jnp.zeros(out.shape, x.dtype)
+    elif transposed:
+        y = _input_transpose(x, w, out.shape, *how)
+    else:
+        y = _conv(x, w, out.shape, *how)
+    return _add_bias(y, bias).astype(out.dtype)
+
+
+@lowers(aten.convolution_backward.default)
+def convolution_backward(
+    out, grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+):
+    n = x.ndim - 2
+    how = _sizes(stride, n), _sizes(padding, n), _sizes(dilation, n), groups
+    grad, x, w = _computed(grad, x, w)
+    empty = 0 in grad.shape or 0 in x.shape or 0 in w.shape
+    dx = dw = db = None
+    if output_mask[0]:
+        if empty:
+            dx = jnp.zeros(x.shape, x.dtype)
+        else:
+            dx = _conv(grad, w, x.shape, *how) if transposed else _input_transpose(grad, w, x.shape, *how)
+        dx = dx.astype(out[0].dtype)
+    if output_mask[1]:
+        if empty:
+            dw = jnp.zeros(w.shape, w.dtype)
+        else:
+            dw = _weight_transpose(*((x, grad) if transposed else (grad, x)), w.shape, *how)
+        dw = dw.astype(out[1].dtype)
+    if output_mask[2]:
+        db = jnp.sum(grad, (0, *range(2, grad.ndim)), dtype=compute_dtype(grad.dtype)).astype(out[2].dtype)
+    return dx, dw, db
+
+
+@lowers(aten.convolution_backward_overrideable.default)
+def convolution_backward_overrideable(out, grad, x, w, *how_and_mask):
+    return convolution_backward(out, grad, x, w, None, *how_and_mask)

@@ -1,0 +1,132 @@
+"""Matrix products: mm, bmm, addmm and their relatives, linear, bilinear.
+
+Half-precision products accumulate in float32 and are rounded once, as eager torch does on the CPU.
+"""
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.operands import compute_dtype
+
+aten = torch.ops.aten
+
+
+def product(a, b, contract, batch=((), ()), dtype=None):
+    """``lax.dot_general`` accumulated in the type eager computes ``dtype`` (default: that of ``a``) in."""
+    dtype = a.dtype if dtype is None else dtype
+    return lax.dot_general(a, b, (contract, batch), preferred_element_type=compute_dtype(dtype))
+
+
+def scaled(x, factor, dtype):
+    """``factor * x`` in ``dtype``; nothing where the factor is the constant 1."""
+    x = lax.convert_element_type(x, dtype)
+    if isinstance(factor, int | float) and factor == 1:
+        return x
+    return lax.mul(x, jnp.broadcast_to(lax.convert_element_type(factor, dtype), x.shape))
+
+
+def add_scaled(out, x, y, beta, alpha):
+    """``beta * x + alpha * y`` rounded once; a beta of zero hides NaN in ``x``, as the BLAS rule says."""
+    dtype = compute_dtype(out.dtype)
+    y = scaled(y, alpha, dtype)
+    x = jnp.broadcast_to(scaled(x, beta, dtype), out.shape)
+    if not isinstance(beta, int | float):
+        x = lax.select(jnp.broadcast_to(beta == 0, out.shape), lax.full_like(x, 0), x)
+    elif beta == 0:
+        x = lax.full_like(x, 0)
+    return lax.convert_element_type(lax.add(x, y), out.dtype)
+
+
+@lowers(aten.mm.default, aten.mm.dtype, aten._int_mm.default)
+def mm(out, a, b, out_dtype=None):
+    return lax.convert_element_type(product(a, b, ((1,), (0,)), dtype=out.dtype), out.dtype)
+
+
+@lowers(aten.bmm.default, aten.bmm.dtype)
+def bmm(out, a, b, out_dtype=None):
+    return lax.convert_element_type(product(a, b, ((2,), (1,)), ((0,), (0,)), dtype=out.dtype), out.dtype)
+
+
+@lowers(aten.mv.default)
+def mv(out, a, v):
+    return lax.convert_element_type(product(a, v, ((1,), (0,))), out.dtype)
+
+
+@lowers(aten.dot.default)
+def dot(out, a, b):
+    return lax.convert_element_type(product(a, b, ((0,), (0,))), out.dtype)
+
+
+@lowers(aten.vdot.default)
+def vdot(out, a, b):
+    return dot(out, jnp.conj(a), b)
+
+
+@lowers(aten.addmm.default, aten.addmm.dtype)
+def addmm(out, x, a, b, out_dtype=None, *, beta=1, alpha=1):
+    return add_scaled(out, x, product(a, b, ((1,), (0,)), dtype=out.dtype), beta, alpha)
+
+
+@lowers(aten._addmm_activation.default)
+def addmm_activation(out, x, a, b, *, beta=1, alpha=1, use_gelu=False):
+    wide = jax.ShapeDtypeStruct(out.shape, compute_dtype(out.dtype))
+    y = addmm(wide, x, a, b, beta=beta, alpha=alpha)
+    y = jax.nn.gelu(y, approximate=True) if use_gelu else lax.max(y, lax.full_like(y, 0))
+    return lax.convert_element_type(y, out.dtype)
+
+
+@lowers(aten.baddbmm.default, aten.baddbmm.dtype)
+def baddbmm(out, x, a, b, out_dtype=None, *, beta=1, alpha=1):
+    return add_scaled(out, x, product(a, b, ((2,), (1,)), ((0,), (0,)), dtype=out.dtype), beta, alpha)
+
+
+@lowers(aten.addbmm.default)
+def addbmm(out, x, a, b, *, beta=1, alpha=1):
+    return add_scaled(out, x, product(a, b, ((0, 2), (0, 1))), beta, alpha)
+
+
+@lowers(aten.addmv.default)
+def addmv(out, x, a, v, *, beta=1, alpha=1):
+    return add_scaled(out, x, product(a, v, ((1,), (0,))), beta, alpha)
+
+
+@lowers(aten.addr.default)
+def addr(out, x, u, v, *, beta=1, alpha=1):
+    if out.dtype == jnp.bool_:
+        outer = u[:, None] & v[None, :] & jnp.asarray(alpha, bool)
+        return jnp.broadcast_to(x & jnp.asarray(beta, bool), out.shape) | outer
+    dtype = compute_dtype(out.dtype)
+    return add_scaled(out, x, u.astype(dtype)[:, None] * v.astype(dtype)[None, :], beta, alpha)
+
+
+@lowers(aten.matmul.default)
+def matmul(out, a, b):
+    return jnp.matmul(a, b, preferred_element_type=compute_dtype(out.dtype)).astype(out.dtype)
+
+
+@lowers(aten.linear.default)
+def linear(out, x, weight, bias=None):
+    y = product(x, weight, ((x.ndim - 1,), (weight.ndim - 1,)))
+    return lax.convert_element_type(y, out.dtype) if bias is None else add_scaled(out, bias, y, 1, 1)
+
+
+@lowers(aten.linear_backward.default)
+def linear_backward(out, x, grad, weight, output_mask):
+    dx, dw, db = out
+    rows = tuple(range(grad.ndim - 1))
+    return (
+        product(grad, weight, ((grad.ndim - 1,), (0,))).astype(dx.dtype) if output_mask[0] else None,
+        product(grad, x, (rows, rows)).astype(dw.dtype) if output_mask[1] else None,
+        jnp.sum(grad, rows, dtype=compute_dtype(grad.dtype)).astype(db.dtype) if output_mask[2] else None,
+    )
+
+
+@lowers(aten._trilinear.default)
+def trilinear(out, a, b, c, expand1, expand2, expand3, sumdim, unroll_dim=1):
+    letters = "abcdefghijklmnopqrstuvwxyz"[: a.ndim + len(expand1)]
+    names = ["".join(c for i, c in enumerate(letters) if i not in gone) for gone in (expand1, expand2, expand3, sumdim)]
+    dtype = compute_dtype(out.dtype)
+    return jnp.einsum("{},{},{}->{}".format(*names), a, b, c, preferred_element_type=dtype).astype(out.dtype)

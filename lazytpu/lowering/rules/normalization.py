@@ -1,0 +1,191 @@
+"""Layer, group, batch and RMS normalization with their gradients; statistics in float32 for half precision."""
+
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.operands import compute_dtype
+
+aten = torch.ops.aten
+
+
+def _moments(x, dims):
+    """Mean and (biased) variance over ``dims``, which stay as dimensions of size one."""
+    mean = jnp.mean(x, dims, keepdims=True)
+    return mean, jnp.mean(lax.square(x - mean), dims, keepdims=True)
+
+
+def _affine(x, weight, bias, shape):
+    """``x * weight + bias``, either of which may be absent, reshaped to ``shape`` first."""
+    if weight is not None:
+        x = x * weight.astype(x.dtype).reshape(shape)
+    return x if bias is None else x + bias.astype(x.dtype).reshape(shape)
+
+
+def _normalized_gradient(grad, xhat, rstd, dims):
+    """Gradient through ``xhat = (x - mean) * rstd``, whose statistics are over ``dims``."""
+    along = jnp.mean(grad * xhat, dims, keepdims=True)
+    return rstd * (grad - jnp.mean(grad, dims, keepdims=True) - xhat * along)
+
+
+@lowers(aten.native_layer_norm.default, dynamic="eps")
+def native_layer_norm(out, x, normalized_shape, weight, bias, eps):
+    dtype = compute_dtype(x.dtype)
+    dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    x = x.astype(dtype)
+    mean, variance = _moments(x, dims)
+    rstd = lax.rsqrt(variance + jnp.asarray(eps, dtype))
+    y = _affine((x - mean) * rstd, weight, bias, normalized_shape)
+    results = y, mean, rstd
+    return tuple(r.reshape(o.shape).astype(o.dtype) for r, o in zip(results, out, strict=True))
+
+
+@lowers(aten.native_layer_norm_backward.default)
+def native_layer_norm_backward(out, grad, x, normalized_shape, mean, rstd, weight, bias, output_mask):
+    dtype = compute_dtype(x.dtype)
+    lead = x.ndim - len(normalized_shape)
+    dims, rows = tuple(range(lead, x.ndim)), tuple(range(lead))
+    stat = (*x.shape[:lead], *[1] * len(normalized_shape))
+    grad, mean, rstd = grad.astype(dtype), mean.astype(dtype).reshape(stat), rstd.astype(dtype).reshape(stat)
+    xhat = (x.astype(dtype) - mean) * rstd
+    dx, dw, db = out
+    return (
+        _normalized_gradient(_affine(grad, weight, None, normalized_shape), xhat, rstd, dims).astype(dx.dtype)
+        if output_mask[0]
+        else None,
+        jnp.sum(grad * xhat, rows).astype(dw.dtype) if output_mask[1] and dw is not None else None,
+        jnp.sum(grad, rows).astype(db.dtype) if output_mask[2] and db is not None else None,
+    )
+
+
+@lowers(aten.native_group_norm.default, dynamic="eps")
+def native_group_norm(out, x, weight, bias, N, C, HxW, group, eps):
+    dtype = compute_dtype(x.dtype)
+    grouped = x.astype(dtype).reshape(N, group, C // group, HxW)
+    mean, variance = _moments(grouped, (2, 3))
+    rstd = lax.rsqrt(variance + jnp.asarray(eps, dtype))
+    y = _affine(((grouped - mean) * rstd), weight, bias, (1, group, C // group, 1))
+    results = y, mean, rstd
+    return tuple(r.reshape(o.shape).astype(o.dtype) for r, o in zip(results, out, strict=True))
+
+
+@lowers(aten.native_group_norm_backward.default)
+def native_group_norm_backward(out, grad, x, mean, rstd, weight, N, C, HxW, group, output_mask):
+    dtype = compute_dtype(x.dtype)
+    shape, channels = (N, group, C // group, HxW), (1, group, C // group, 1)
+    grad, x = grad.astype(dtype).reshape(shape), x.astype(dtype).reshape(shape)
+    mean, rstd = (s.astype(dtype).reshape(N, group, 1, 1) for s in (mean, rstd))
+    xhat = (x - mean) * rstd
+    dx, dw, db = out
+    return (
+        _normalized_gradient(_affine(grad, weight, None, channels), xhat, rstd, (2, 3))
+        .reshape(dx.shape)
+        .astype(dx.dtype)
+        if output_mask[0]
+        else None,
+        jnp.sum(grad * xhat, (0, 3)).reshape(dw.shape).astype(dw.dtype) if output_mask[1] and dw is not None else None,
+        jnp.sum(grad, (0, 3)).reshape(db.shape).astype(db.dtype) if output_mask[2] and db is not None else None,
+    )
+
+
+def _channels(x):
+    """The shape that puts a vector of channels along dimension 1 of ``x``."""
+    return (1, x.shape[1], *[1] * (x.ndim - 2))
+
+
+def _batch_norm(out, x, weight, bias, running_mean, running_var, training, momentum, eps):
+    """Result, saved mean and 1/std, and the new running statistics (None where there are none)."""
+    dtype = compute_dtype(x.dtype)
+    dims, channels = (0, *range(2, x.ndim)), _channels(x)
+    wide = x.astype(dtype)
+    if training:
+        mean, variance = _moments(wide, dims)
+    else:
+        mean, variance = running_mean.astype(dtype).reshape(channels), running_var.astype(dtype).reshape(channels)
+    rstd = 1 / jnp.sqrt(variance + jnp.asarray(eps, dtype))
+    y = _affine((wide - mean) * rstd, weight, bias, channels).astype(out[0].dtype)
+    if training:
+        saved = [s.reshape(o.shape).astype(o.dtype) for s, o in zip((mean, rstd), out[1:3], strict=True)]
+    else:
+        saved = [jnp.zeros(o.shape, o.dtype) for o in out[1:3]]
+    if not training or running_mean is None:
+        return y, *saved, running_mean, running_var
+    count = x.size // x.shape[1]
+    momentum = jnp.asarray(momentum, dtype)
+    unbiased = variance * jnp.asarray(count / max(count - 1, 1), dtype)
+
+    def moved(running, batch):
+        value = (1 - momentum) * running.astype(dtype) + momentum * batch.reshape(-1)
+        return value.astype(running.dtype)
+
+    return y, *saved, moved(running_mean, mean), moved(running_var, unbiased)
+
+
+@lowers(aten._native_batch_norm_legit_functional.default, dynamic="momentum eps")
+def native_batch_norm_functional(out, x, weight, bias, running_mean, running_var, training, momentum, eps):
+    return _batch_norm(out, x, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+@lowers(aten.native_batch_norm.default, dynamic="momentum eps")
+def native_batch_norm(out, x, weight, bias, running_mean, running_var, training, momentum, eps):
+    """The results alone: the update of the running statistics is recorded as the functional twin."""
+    return _batch_norm(out, x, weight, bias, running_mean, running_var, training, momentum, eps)[:3]
+
+
+@lowers(aten._native_batch_norm_legit.no_stats, dynamic="momentum eps")
+def native_batch_norm_no_stats(out, x, weight, bias, training, momentum, eps):
+    return _batch_norm(out, x, weight, bias, None, None, True, momentum, eps)[:3]
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default, dynamic="momentum eps")
+def native_batch_norm_no_training(out, x, weight, bias, running_mean, running_var, momentum, eps):
+    return _batch_norm(out, x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+
+
+@lowers(aten._batch_norm_with_update_functional.default, dynamic="momentum eps")
+def batch_norm_with_update(out, x, weight, bias, running_mean, running_var, momentum, eps):
+    y, mean, rstd, new_mean, new_var = _batch_norm(out, x, weight, bias, running_mean, running_var, True, momentum, eps)
+    return y, mean, rstd, jnp.zeros(out[3].shape, out[3].dtype), new_mean, new_var
+
+
+@lowers(aten._batch_norm_no_update.default, dynamic="momentum eps")
+def batch_norm_no_update(out, x, weight, bias, running_mean, running_var, momentum, eps):
+    results = _batch_norm(out, x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+    return *results, jnp.zeros(out[3].shape, out[3].dtype)
+
+
+@lowers(aten.native_batch_norm_backward.default, dynamic="eps")
+def native_batch_norm_backward(
+    out, grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+):
+    dtype = compute_dtype(x.dtype)
+    dims, channels = (0, *range(2, x.ndim)), _channels(x)
+    if train:
+        mean, rstd = save_mean.astype(dtype), save_invstd.astype(dtype)
+    else:
+        mean, rstd = running_mean.astype(dtype), 1 / jnp.sqrt(running_var.astype(dtype) + jnp.asarray(eps, dtype))
+    mean, rstd = mean.reshape(channels), rstd.reshape(channels)
+    grad = grad.astype(dtype)
+    xhat = (x.astype(dtype) - mean) * rstd
+    # The sums serve the weight and the bias as well as the input.
+    by_weight, by_bias = jnp.sum(grad * xhat, dims), jnp.sum(grad, dims)
+    dx = None
+    if output_mask[0]:
+        count = max(x.size // max(x.shape[1], 1), 1)
+        centred = grad - (by_bias.reshape(channels) + xhat * by_weight.reshape(channels)) / count if train else grad
+        dx = (_affine(centred, weight, None, channels) * rstd).astype(out[0].dtype)
+    return (
+        dx,
+        by_weight.astype(out[1].dtype) if output_mask[1] and out[1] is not None else None,
+        by_bias.astype(out[2].dtype) if output_mask[2] and out[2] is not None else None,
+    )
+
+
+@lowers(aten.batch_norm_backward.default, dynamic="eps")
+def batch_norm_backward(
+    out, grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask, reserve
+):
+    return native_batch_norm_backward(
+        out, grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
+    )

@@ -1,0 +1,121 @@
+"""Brings the operands of a pointwise op to one dtype and one shape, as eager torch on the CPU does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from lazytpu import dtypes
+
+_HALF = frozenset(map(np.dtype, (jnp.bfloat16, jnp.float16)))
+_NUMBER = frozenset(map(np.dtype, ("float64", "int64", "bool", "complex128")))
+_F32, _F64, _BOOL = np.dtype("float32"), np.dtype("float64"), np.dtype("bool")
+
+
+def compute_dtype(dtype: Any) -> np.dtype:
+    """The dtype eager computes in: float32 for the half types, else the type itself."""
+    dtype = np.dtype(dtype)
+    return _F32 if dtype in _HALF or dtype.itemsize == 1 and is_floating(dtype) else dtype
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether ``dtype`` is a real floating type."""
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def is_complex(dtype: Any) -> bool:
+    """Whether ``dtype`` is a complex type."""
+    return bool(jnp.issubdtype(dtype, jnp.complexfloating))
+
+
+def is_integral(dtype: Any) -> bool:
+    """Whether ``dtype`` is an integer type (not bool)."""
+    return bool(jnp.issubdtype(dtype, jnp.integer))
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """``x`` (an array or a Python number) as an array of ``dtype``, with the conversions of eager torch."""
+    dtype = np.dtype(dtype)
+    if not hasattr(x, "dtype"):
+        return jnp.asarray(x, dtype) if isinstance(x, complex) or dtype != _BOOL else jnp.asarray(bool(x))
+    if x.dtype == dtype:
+        return x
+    if is_complex(x.dtype) and not is_complex(dtype) and dtype != _BOOL:
+        x = lax.real(x)
+    if dtype == _BOOL:
+        return lax.ne(x, lax.full_like(x, 0))
+    if is_floating(x.dtype) and is_integral(dtype) and dtype.itemsize <= 2:
+        x = lax.convert_element_type(x, np.int64)  # C casts through a wider integer, so it wraps; XLA would saturate
+    return lax.convert_element_type(x, dtype)
+
+
+def spread(x: Any, shape: tuple[int, ...]) -> Any:
+    """``x`` broadcast to ``shape``."""
+    if x.shape == tuple(shape):
+        return x
+    lead = len(shape) - x.ndim
+    stretched = [i for i, n in enumerate(x.shape) if n == 1 and shape[lead + i] != 1]
+    kept = [i for i in range(x.ndim) if i not in stretched]
+    if stretched:
+        x = lax.squeeze(x, stretched)
+    return lax.broadcast_in_dim(x, shape, [lead + i for i in kept])
+
+
+def operand(x: Any, out: Any, dtype: Any = None) -> Any:
+    """``x`` in the dtype that ``out`` is computed in (or ``dtype``) and in its shape."""
+    return spread(cast(x, compute_dtype(out.dtype) if dtype is None else dtype), out.shape)
+
+
+def operands(out: Any, *xs: Any, dtype: Any = None) -> list[Any]:
+    """Each of ``xs`` as ``operand`` gives it."""
+    return [operand(x, out, dtype) for x in xs]
+
+
+def pointwise(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule that computes ``fn`` of all its operands in the dtype of the result."""
+
+    def rule(out: Any, *xs: Any) -> Any:
+        return cast(fn(*operands(out, *xs)), out.dtype)
+
+    return rule
+
+
+def _kind(dtype: torch.dtype) -> int:
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1 if dtype != torch.bool else 0
+
+
+def _join(a: torch.dtype | None, b: torch.dtype) -> torch.dtype:
+    return b if a is None else torch.promote_types(a, b)
+
+
+def result_dtype(*xs: Any) -> np.dtype:
+    """The dtype in which eager compares ``xs``: tensors first, then 0-d tensors, then numbers.
+
+    A 0-d array of f64, i64, bool or c128 may be a number the user wrote or a tensor; it is taken for a number
+    of the default width where that makes a difference between float types.
+    """
+    groups: list[list[torch.dtype]] = [[], [], []]
+    for x in xs:
+        dtype = np.dtype(x.dtype) if hasattr(x, "dtype") else np.asarray(x).dtype
+        rank = 0 if getattr(x, "ndim", 0) else 2 if dtype in _NUMBER else 1
+        groups[rank].append(dtypes.to_torch(dtype))
+    result = reduce(_join, groups[0], None) if groups[0] else None
+    for group in groups[1:]:
+        if not group:
+            continue
+        dtype = reduce(torch.promote_types, group)
+        if result is None:
+            result = dtype
+        elif _kind(dtype) > _kind(result):
+            number = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(dtype, dtype)
+            result = torch.promote_types(result, number)
+        elif not groups[0] and _kind(dtype) == _kind(result) == 1:
+            result = torch.promote_types(result, dtype)
+    assert result is not None
+    return dtypes.to_numpy(result)

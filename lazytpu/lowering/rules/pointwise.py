@@ -1,0 +1,332 @@
+"""Arithmetic, comparison, logic and elementary functions, one line an op."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from lazytpu.lowering.registry import lowers, lowers_each
+from lazytpu.lowering.rules.operands import (
+    cast,
+    compute_dtype,
+    is_complex,
+    is_floating,
+    operand,
+    operands,
+    pointwise,
+    result_dtype,
+    spread,
+)
+
+aten = torch.ops.aten
+
+
+def _is_one(x):
+    """Whether a scalar is the Python number 1 (an array's value is not known here)."""
+    return not hasattr(x, "dtype") and x == 1
+
+
+def _scaled(x, alpha):
+    return x if _is_one(alpha) else lax.mul(x, spread(cast(alpha, x.dtype), x.shape))
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def add(out, x, y, alpha=1):
+    x, y = operands(out, x, y)
+    if out.dtype == bool:
+        return lax.bitwise_or(x, y if _is_one(alpha) else lax.bitwise_and(y, operand(alpha, out)))
+    return cast(lax.add(x, _scaled(y, alpha)), out.dtype)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def sub(out, x, y, alpha=1):
+    x, y = operands(out, x, y)
+    return cast(lax.sub(x, _scaled(y, alpha)), out.dtype)
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(out, x, y, alpha=1):
+    return sub(out, y, x, alpha)
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+def mul(out, x, y):
+    x, y = operands(out, x, y)
+    return lax.bitwise_and(x, y) if out.dtype == bool else cast(lax.mul(x, y), out.dtype)
+
+
+def _floor_quotient(x, y):
+    """Floor division as Python's divmod does it, which eager follows; exact where x / y is not."""
+    if not is_floating(x.dtype):
+        quotient = lax.div(x, y)
+        inexact = lax.ne(lax.mul(quotient, y), x)
+        opposite = lax.ne(lax.lt(x, lax.full_like(x, 0)), lax.lt(y, lax.full_like(y, 0)))
+        return jnp.where(inexact & opposite, quotient - 1, quotient).astype(x.dtype)
+    rest = lax.rem(x, y)
+    quotient = (x - rest) / y
+    quotient = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
+    whole = jnp.floor(quotient)
+    whole = jnp.where(quotient - whole > 0.5, whole + 1, whole)
+    whole = jnp.where(quotient == 0, jnp.copysign(jnp.zeros((), x.dtype), x / y), whole)
+    return jnp.where(y == 0, x / y, whole)
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div(out, x, y, rounding_mode=None):
+    x, y = operands(out, x, y)
+    if rounding_mode == "floor":
+        return cast(_floor_quotient(x, y), out.dtype)
+    quotient = lax.div(x, y)
+    if rounding_mode == "trunc" and is_floating(quotient.dtype):
+        quotient = jnp.trunc(quotient)
+    return cast(quotient, out.dtype)
+
+
+@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(out, x, y):
+    return div(out, x, y, "floor")
+
+
+def _remainder(x, y):
+    rest = lax.rem(x, y)
+    return jnp.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+lowers_each(
+    {
+        op: pointwise(fn)
+        for packet, fn in {aten.remainder: _remainder, aten.fmod: lax.rem}.items()
+        for op in (getattr(packet, name) for name in packet.overloads())
+        if not op._schema.is_mutable
+    }
+)
+
+
+def _integer_pow(x, n):
+    """x ** n for integers that wrap around; negative exponents give 0 except for bases 1 and -1."""
+    one = lax.full_like(x, 1)
+
+    def step(state):
+        result, base, left = state
+        return jnp.where(left & 1 == 1, result * base, result), base * base, left >> 1
+
+    power, _, _ = lax.while_loop(lambda s: jnp.any(s[2] > 0), step, (one, x, n))
+    if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
+        return power
+    odd = jnp.where(n & 1 == 1, x, one)
+    return jnp.where(n >= 0, power, jnp.where(abs(x) == 1, odd, jnp.zeros_like(x)))
+
+
+def _fixed_pow(x, n):
+    """x ** n for an exponent eager has a shorter form for, else None."""
+    if n in (1, 2, 3, 4):
+        return lax.integer_pow(x, int(n))
+    if not is_floating(x.dtype):
+        return None
+    if n == 0.5:
+        return lax.sqrt(x)
+    if n == -0.5:
+        return 1 / lax.sqrt(x)
+    return 1 / lax.integer_pow(x, int(-n)) if n in (-1, -2) else None
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
+def pow(out, x, n):
+    x = operand(x, out)
+    if not hasattr(n, "dtype") and (power := _fixed_pow(x, n)) is not None:
+        return cast(power, out.dtype)
+    n = operand(n, out)
+    if out.dtype == bool:
+        return x | ~n
+    if is_floating(x.dtype):
+        return cast(lax.pow(x, n), out.dtype)
+    return cast(_complex_pow(x, n) if is_complex(x.dtype) else _integer_pow(x, n), out.dtype)
+
+
+def _complex_pow(x, n):
+    return jnp.where(n == 0, jnp.ones_like(x), lax.pow(x, n))
+
+
+def _sign(x):
+    if is_complex(x.dtype):
+        return lax.sign(x)
+    return cast(x > 0, x.dtype) - cast(x < 0, x.dtype) if x.dtype != bool else x
+
+
+def _abs(out, x):
+    return x if out.dtype == bool else cast(lax.abs(cast(x, compute_dtype(x.dtype))), out.dtype)
+
+
+lowers_each(
+    {
+        aten.neg.default: pointwise(lax.neg),
+        aten.positive.default: lambda out, x: x,
+        aten.abs.default: _abs,
+        aten.sign.default: pointwise(_sign),
+        aten.sgn.default: pointwise(_sign),
+        aten.reciprocal.default: pointwise(lambda x: 1 / x),
+        aten.square.default: pointwise(lax.square),
+        aten.sqrt.default: pointwise(lax.sqrt),
+        aten.rsqrt.default: pointwise(lambda x: 1 / lax.sqrt(x)),
+        aten.exp.default: pointwise(lax.exp),
+        aten.exp2.default: pointwise(lax.exp2),
+        aten.expm1.default: pointwise(lax.expm1),
+        aten.log.default: pointwise(lax.log),
+        aten.log1p.default: pointwise(lax.log1p),
+        aten.log2.default: pointwise(jnp.log2),
+        aten.log10.default: pointwise(jnp.log10),
+        aten.sin.default: pointwise(lax.sin),
+        aten.cos.default: pointwise(lax.cos),
+        aten.tan.default: pointwise(lax.tan),
+        aten.asin.default: pointwise(lax.asin),
+        aten.acos.default: pointwise(lax.acos),
+        aten.atan.default: pointwise(lax.atan),
+        aten.sinh.default: pointwise(lax.sinh),
+        aten.cosh.default: pointwise(lax.cosh),
+        aten.asinh.default: pointwise(lax.asinh),
+        aten.acosh.default: pointwise(lax.acosh),
+        aten.atanh.default: pointwise(lax.atanh),
+        aten.atan2.default: pointwise(lax.atan2),
+        aten.maximum.default: pointwise(lax.max),
+        aten.minimum.default: pointwise(lax.min),
+        aten.fmax.default: pointwise(jnp.fmax),
+        aten.fmin.default: pointwise(jnp.fmin),
+        aten.hypot.default: pointwise(jnp.hypot),
+        aten.bitwise_not.default: pointwise(lax.bitwise_not),
+    }
+)
+
+
+def _rounding(fn):
+    return pointwise(lambda x: fn(x) if is_floating(x.dtype) else x)
+
+
+def _round(out, x, *, decimals=0):
+    if not is_floating(out.dtype):
+        return x
+    x = operand(x, out)
+    if decimals == 0:
+        return cast(lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), out.dtype)
+    ten = 10.0 ** abs(decimals)
+    scaled = x * ten if decimals > 0 else x / ten
+    whole = lax.round(scaled, lax.RoundingMethod.TO_NEAREST_EVEN)
+    return cast(whole / ten if decimals > 0 else whole * ten, out.dtype)
+
+
+lowers_each(
+    {
+        aten.floor.default: _rounding(lax.floor),
+        aten.ceil.default: _rounding(lax.ceil),
+        aten.trunc.default: _rounding(jnp.trunc),
+        aten.round.default: _round,
+        aten.round.decimals: _round,
+        aten.frac.default: pointwise(lambda x: x - jnp.trunc(x)),
+    }
+)
+
+
+def _compared(fn):
+    """The rule of a comparison: the operands decide the dtype it is made in, the result is bool."""
+
+    def rule(out, x, y):
+        return cast(fn(*operands(out, x, y, dtype=result_dtype(x, y))), out.dtype)
+
+    return rule
+
+
+def _logical(fn):
+    return lambda out, *xs: cast(fn(*operands(out, *xs, dtype=bool)), out.dtype)
+
+
+lowers_each(
+    {
+        getattr(getattr(aten, name), overload): _compared(fn)
+        for name, fn in {"eq": lax.eq, "ne": lax.ne, "lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge}.items()
+        for overload in ("Tensor", "Scalar")
+    }
+)
+lowers_each(
+    {
+        getattr(getattr(aten, name), overload): pointwise(fn)
+        for name, fn in {
+            "bitwise_and": lax.bitwise_and,
+            "bitwise_or": lax.bitwise_or,
+            "bitwise_xor": lax.bitwise_xor,
+        }.items()
+        for overload in ("Tensor", "Scalar", "Scalar_Tensor")
+    }
+)
+lowers_each(
+    {
+        aten.logical_and.default: _logical(lax.bitwise_and),
+        aten.logical_or.default: _logical(lax.bitwise_or),
+        aten.logical_xor.default: _logical(lax.bitwise_xor),
+        aten.logical_not.default: _logical(lax.bitwise_not),
+        aten.isnan.default: lambda out, x: lax.ne(x, x),
+        aten.isinf.default: lambda out, x: jnp.isinf(x),
+        aten.isfinite.default: lambda out, x: jnp.isfinite(x),
+        aten.isposinf.default: lambda out, x: jnp.isposinf(x),
+        aten.isneginf.default: lambda out, x: jnp.isneginf(x),
+        aten.signbit.default: lambda out, x: jnp.signbit(x) if x.dtype != bool else jnp.zeros(x.shape, bool),
+    }
+)
+
+
+@lowers(aten.where.self)
+def where(out, condition, x, y):
+    return lax.select(operand(condition, out, bool), *operands(out, x, y, dtype=out.dtype))
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(out, x, min=None, max=None):
+    x = operand(x, out)
+    if min is not None:
+        x = lax.max(x, operand(min, out))
+    return cast(x if max is None else lax.min(x, operand(max, out)), out.dtype)
+
+
+lowers_each(
+    {
+        aten.clamp_min.default: lambda out, x, min: clamp(out, x, min),
+        aten.clamp_min.Tensor: lambda out, x, min: clamp(out, x, min),
+        aten.clamp_max.default: lambda out, x, max: clamp(out, x, None, max),
+        aten.clamp_max.Tensor: lambda out, x, max: clamp(out, x, None, max),
+    }
+)
+
+
+@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(out, start, end, weight):
+    start, end, weight = operands(out, start, end, weight)
+    difference = end - start
+    small = jnp.abs(weight) < 0.5  # the form that is exact at the nearer end
+    return cast(jnp.where(small, start + weight * difference, end - difference * (1 - weight)), out.dtype)
+
+
+@lowers(aten.addcmul.default)
+def addcmul(out, x, a, b, *, value=1):
+    x, a, b = operands(out, x, a, b)
+    return cast(lax.add(x, _scaled(lax.mul(a, b), value)), out.dtype)
+
+
+@lowers(aten.addcdiv.default)
+def addcdiv(out, x, a, b, *, value=1):
+    x, a, b = operands(out, x, a, b)
+    return cast(lax.add(x, _scaled(lax.div(a, b), value)), out.dtype)
+
+
+@lowers(aten.nan_to_num.default, dynamic="nan posinf neginf")
+def nan_to_num(out, x, nan=None, posinf=None, neginf=None):
+    if not (is_floating(x.dtype) or is_complex(x.dtype)):
+        return x
+    if is_complex(x.dtype):
+        part = np.dtype("float32") if x.dtype == np.complex64 else np.dtype("float64")
+        half = type(out)(out.shape, part)
+        return lax.complex(*(nan_to_num(half, part(x), nan, posinf, neginf) for part in (lax.real, lax.imag)))
+    info = jnp.finfo(out.dtype)
+    nan = 0.0 if nan is None else nan
+    posinf, neginf = info.max if posinf is None else posinf, info.min if neginf is None else neginf
+    nan, posinf, neginf = operands(out, nan, posinf, neginf, dtype=out.dtype)
+    return jnp.where(x != x, nan, jnp.where(x == np.inf, posinf, jnp.where(x == -np.inf, neginf, x)))

@@ -1,0 +1,207 @@
+"""Pooling and its gradients.
+
+A window is taken apart into its taps: a tap is the input seen through one offset of the window, a
+strided slice.  Dimensions are reduced one after the other, so a 3x3 window costs six taps, not nine.
+The maximum carries its position along; on CPUs this is many times faster than XLA's window operators.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.operands import compute_dtype
+
+aten = torch.ops.aten
+
+MOST_TAPS = 36  # a longer unrolled window costs more to compile than it saves
+
+
+def _per_dim(values, n):
+    """``n`` integers: torch allows one for all dimensions."""
+    return tuple(values) * n if len(values) == 1 else tuple(values)
+
+
+def _window(kernel, stride, padding, n):
+    """Kernel, stride (the kernel's where not given) and padding, each with ``n`` entries."""
+    kernel = _per_dim(kernel, n)
+    return kernel, _per_dim(stride, n) if stride else kernel, _per_dim(padding, n)
+
+
+def _lowest(dtype):
+    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min
+
+
+def _taps(x, axis, size, k, s, p, d, fill):
+    """The ``k`` strided slices of ``x``, padded with ``fill``, that a window along ``axis`` covers."""
+    span = (size - 1) * s + (k - 1) * d + 1
+    pads = [(0, 0, 0)] * x.ndim
+    pads[axis] = (p, max(span - x.shape[axis] - p, 0), 0)
+    x = lax.pad(x, jnp.asarray(fill, x.dtype), pads)
+    return [lax.slice_in_dim(x, i * d, i * d + (size - 1) * s + 1, s, axis) for i in range(k)]
+
+
+def _along(axis, ndim, values):
+    """``values``, an int32 vector, laid along ``axis`` of an ``ndim``-dimensional array."""
+    return jnp.asarray(values, jnp.int32).reshape([-1 if i == axis else 1 for i in range(ndim)])
+
+
+def _reduce_max(taps, axis, positions, length, index):
+    """One dimension of a maximum pool: the larger value of the taps, and its flat position.
+
+    ``positions`` gives the coordinate of each tap, ``index`` the taps of the flat position in the
+    dimensions reduced before (none at first), of which there are ``length`` elements.  The first of
+    equal values wins, and the last NaN, as in eager torch.
+    """
+    best = where = None
+    for i, (tap, position) in enumerate(zip(taps, positions, strict=True)):
+        at = jnp.broadcast_to(position * length if index is None else position * length + index[i], tap.shape)
+        if best is None:
+            best, where = tap, at
+            continue
+        better = tap > best
+        if jnp.issubdtype(tap.dtype, jnp.floating):
+            better = better | (tap != tap)
+        best, where = lax.select(better, tap, best), lax.select(better, at, where)
+    return best, where
+
+
+def _max_pool(out, x, n, kernel, stride, padding, dilation, ceil_mode):
+    kernel, stride, padding = _window(kernel, stride, padding, n)
+    dilation, lead = _per_dim(dilation, n), x.ndim - n
+    value, index, length = x, None, 1
+    for i in reversed(range(n)):
+        axis, size = lead + i, out[0].shape[lead + i]
+        k, s, p, d = kernel[i], stride[i], padding[i], dilation[i]
+        starts = np.arange(size) * s - p
+        positions = [starts + j * d for j in range(k)]
+        # A window of nothing but -inf reports its first element inside the input.
+        positions[0] = starts + -(np.minimum(starts, 0) // d) * d
+        positions = [_along(axis, x.ndim, q) for q in positions]
+        index = index if index is None else _taps(index, axis, size, k, s, p, d, 0)
+        taps = _taps(value, axis, size, k, s, p, d, _lowest(x.dtype))
+        value, index = _reduce_max(taps, axis, positions, length, index)
+        length *= x.shape[axis]
+    return value, index.astype(out[1].dtype)
+
+
+@lowers(aten.max_pool2d_with_indices.default)
+def max_pool2d(out, x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=False):
+    return _max_pool(out, x, 2, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+@lowers(aten.max_pool3d_with_indices.default)
+def max_pool3d(out, x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=False):
+    return _max_pool(out, x, 3, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def scattered(out, values, indices, n):
+    """Adds ``values`` at flat ``indices`` of the last ``n`` dimensions of a zero array."""
+    lead = out.shape[: len(out.shape) - n]
+    planes, size = int(np.prod(lead)), int(np.prod(out.shape[len(lead) :]))
+    values, indices = values.reshape(planes, -1), indices.reshape(planes, -1)
+    zeros = jnp.zeros((planes, size), compute_dtype(out.dtype))
+    rows = lax.broadcasted_iota(jnp.int32, indices.shape, 0)
+    return zeros.at[rows, indices].add(values.astype(zeros.dtype)).reshape(out.shape).astype(out.dtype)
+
+
+def _max_pool_backward(out, grad, indices, n, kernel, stride, padding, dilation):
+    """Each tap of the window claims the gradients whose index is its own position, and lays them out."""
+    kernel, stride, padding = _window(kernel, stride, padding, n)
+    dilation, lead = _per_dim(dilation, n), grad.ndim - n
+    if 0 in grad.shape or np.prod(kernel) > MOST_TAPS:
+        return scattered(out, grad, indices, n)
+    sizes, spatial = grad.shape[lead:], out.shape[lead:]
+    dtype = compute_dtype(out.dtype)
+    indices, grad = indices.astype(jnp.int32), grad.astype(dtype)
+    zero, total = jnp.zeros((), dtype), None
+    for tap in np.ndindex(*kernel):
+        flat, pads = 0, [(0, 0, 0)] * lead
+        for i, j in enumerate(tap):
+            start = j * dilation[i] - padding[i]
+            position = np.arange(sizes[i]) * stride[i] + start
+            # Positions off the input must match nothing, also after folding into one flat index.
+            off = (position < 0) | (position >= spatial[i])
+            flat = flat * spatial[i] + _along(lead + i, grad.ndim, np.where(off, -(2**20), position))
+            pads.append((start, spatial[i] - start - (sizes[i] - 1) * stride[i] - 1, stride[i] - 1))
+        part = lax.select(indices == flat, grad, lax.full_like(grad, 0))
+        part = lax.pad(part, zero, pads)
+        total = part if total is None else total + part
+    return total.astype(out.dtype)
+
+
+@lowers(aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_backward(out, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    return _max_pool_backward(out, grad, indices, 2, kernel_size, stride, padding, dilation)
+
+
+@lowers(aten.max_pool3d_with_indices_backward.default)
+def max_pool3d_backward(out, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    return _max_pool_backward(out, grad, indices, 3, kernel_size, stride, padding, dilation)
+
+
+def _window_sum(x, sizes, kernel, stride, padding):
+    """Sum over the windows of the last dimensions; elements off the input count as zero."""
+    lead = x.ndim - len(sizes)
+    for i, (size, k, s, p) in enumerate(zip(sizes, kernel, stride, padding, strict=True)):
+        if k <= MOST_TAPS:
+            taps = _taps(x, lead + i, size, k, s, p, 1, 0)
+            x = sum(taps[1:], taps[0])
+            continue
+        window, strides, pads = [1] * x.ndim, [1] * x.ndim, [(0, 0)] * x.ndim
+        window[lead + i], strides[lead + i] = k, s
+        pads[lead + i] = p, (size - 1) * s + k - x.shape[lead + i] - p
+        x = lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, window, strides, pads)
+    return x
+
+
+def _divisors(spatial, sizes, kernel, stride, padding, count_include_pad, divisor_override):
+    """The number of elements each window is averaged over, as a numpy array of the pooled size."""
+    if divisor_override:
+        return np.asarray(divisor_override)
+    counts = np.ones((), np.int64)
+    for length, size, k, s, p in zip(spatial, sizes, kernel, stride, padding, strict=True):
+        start = np.arange(size) * s - p
+        end = np.minimum(start + k, length + p)
+        if not count_include_pad:
+            start, end = np.maximum(start, 0), np.minimum(end, length)
+        counts = counts[..., None] * (end - start)
+    return counts
+
+
+def _avg_pool(n):
+    """The rules of ``avg_pool{n}d`` and of its gradient."""
+
+    def forward(
+        out, x, kernel_size, stride=(), padding=(0,), ceil_mode=False, count_include_pad=True, divisor_override=None
+    ):
+        kernel, stride, padding = _window(kernel_size, stride, padding, n)
+        sizes = out.shape[-n:]
+        divisor = _divisors(x.shape[-n:], sizes, kernel, stride, padding, count_include_pad, divisor_override)
+        dtype = compute_dtype(x.dtype)
+        total = _window_sum(x.astype(dtype), sizes, kernel, stride, padding)
+        if jnp.issubdtype(dtype, jnp.integer):
+            return lax.div(total, jnp.broadcast_to(jnp.asarray(divisor, dtype), total.shape))
+        return (total / jnp.asarray(divisor, dtype)).astype(out.dtype)
+
+    def backward(out, grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
+        kernel, stride, padding = _window(kernel_size, stride, padding, n)
+        sizes = grad.shape[-n:]
+        divisor = _divisors(out.shape[-n:], sizes, kernel, stride, padding, count_include_pad, divisor_override)
+        dtype = compute_dtype(grad.dtype)
+        share = grad.astype(dtype) / jnp.asarray(divisor, dtype)
+        wide = jax.ShapeDtypeStruct(out.shape, dtype)
+        spread = jax.linear_transpose(lambda x: _window_sum(x, sizes, kernel, stride, padding), wide)
+        return spread(share)[0].astype(out.dtype)
+
+    return forward, backward
+
+
+for _n, _forward, _backward in (
+    (2, aten.avg_pool2d.default, aten.avg_pool2d_backward.default),
+    (3, aten.avg_pool3d.default, aten.avg_pool3d_backward.default),
+):
+    for _op, _rule in zip((_forward, _backward), _avg_pool(_n), strict=True):
+        lowers(_op)(_rule)

@@ -1,0 +1,295 @@
+"""Sums, products, extremes, moments and scans along dims.
+
+Half precision accumulates in float32 and rounds once; integers accumulate in int64, as in eager torch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from ..registry import lowers
+from .shape import axis_of
+
+aten = torch.ops.aten
+
+_HALF = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
+
+
+def wide(dtype):
+    """The dtype that eager computes a reduction to ``dtype`` in."""
+    return jnp.dtype(jnp.float32) if dtype in _HALF else jnp.dtype(dtype)
+
+
+def axes_of(dim, ndim):
+    """Axes of a ``dim`` argument; None and the empty list mean all."""
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
+        return tuple(range(ndim))
+    if ndim == 0:
+        return ()
+    return tuple(axis_of(d, ndim) for d in ([dim] if isinstance(dim, int) else dim))
+
+
+def count_of(x, axes):
+    """How many elements one result of a reduction over ``axes`` takes in."""
+    return math.prod(x.shape[a] for a in axes)
+
+
+def _finish(out, x):
+    """Rounds to the result's dtype and restores the dims that ``keepdim`` keeps."""
+    x = lax.convert_element_type(x, out.dtype)
+    return x if x.shape == out.shape else lax.reshape(x, out.shape)
+
+
+def keep(x, axes):
+    """Puts reduced axes back with size one."""
+    return lax.expand_dims(x, sorted(axes)) if axes else x
+
+
+@lowers(aten.sum.default)
+def sum_all(out, x, *, dtype=None):
+    return sum_(out, x, None)
+
+
+@lowers(aten.sum.dim_IntList)
+def sum_(out, x, dim, keepdim=False, *, dtype=None):
+    if out.dtype == jnp.bool_:
+        return any_(out, x, dim)
+    x = lax.convert_element_type(x, wide(out.dtype))
+    return _finish(out, lax.reduce_sum(x, axes_of(dim, x.ndim)))
+
+
+@lowers(aten.nansum.default)
+def nansum(out, x, dim=None, keepdim=False, *, dtype=None):
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        x = jnp.where(jnp.isnan(x), jnp.zeros((), x.dtype), x)
+    return sum_(out, x, dim)
+
+
+@lowers(aten.mean.default)
+def mean_all(out, x, *, dtype=None):
+    return mean(out, x, None)
+
+
+@lowers(aten.mean.dim)
+def mean(out, x, dim, keepdim=False, *, dtype=None):
+    axes = axes_of(dim, x.ndim)
+    x = lax.convert_element_type(x, wide(out.dtype))
+    return _finish(out, lax.reduce_sum(x, axes) / jnp.asarray(count_of(x, axes), x.dtype))
+
+
+@lowers(aten.prod.default)
+def prod_all(out, x, *, dtype=None):
+    return prod(out, x, None)
+
+
+@lowers(aten.prod.dim_int)
+def prod(out, x, dim, keepdim=False, *, dtype=None):
+    if out.dtype == jnp.bool_:
+        return all_(out, x, dim)
+    x = lax.convert_element_type(x, wide(out.dtype))
+    return _finish(out, lax.reduce_prod(x, axes_of(dim, x.ndim)))
+
+
+@lowers(aten.any.default)
+def any_all(out, x):
+    return any_(out, x, None)
+
+
+@lowers(aten.any.dim, aten.any.dims)
+def any_(out, x, dim=None, keepdim=False):
+    axes = () if isinstance(dim, list | tuple) and not dim else axes_of(dim, x.ndim)
+    return _finish(out, lax.reduce_or(x if x.dtype == jnp.bool_ else x != 0, axes))
+
+
+@lowers(aten.all.default)
+def all_all(out, x):
+    return all_(out, x, None)
+
+
+@lowers(aten.all.dim, aten.all.dims)
+def all_(out, x, dim=None, keepdim=False):
+    axes = () if isinstance(dim, list | tuple) and not dim else axes_of(dim, x.ndim)
+    return _finish(out, lax.reduce_and(x if x.dtype == jnp.bool_ else x != 0, axes))
+
+
+@lowers(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+def count_nonzero(out, x, dim=None):
+    return _finish(out, lax.reduce_sum((x != 0).astype(jnp.int64), axes_of(dim, x.ndim)))
+
+
+def _extreme(out, x, dim, largest):
+    axes = axes_of(dim, x.ndim)
+    if x.size == 0:
+        return jnp.zeros(out.shape, out.dtype)
+    if x.dtype == jnp.bool_:
+        return _finish(out, (lax.reduce_or if largest else lax.reduce_and)(x, axes))
+    return _finish(out, (lax.reduce_max if largest else lax.reduce_min)(x, axes))
+
+
+def _where_extreme(out, x, dim, largest):
+    """The first place of the extreme; NaN counts as the extreme."""
+    if dim is None:
+        x, axis = lax.reshape(x, (x.size,)), 0
+    elif x.ndim == 0 or x.size == 0:
+        return jnp.zeros(out.shape, out.dtype)
+    else:
+        axis = axis_of(dim, x.ndim)
+    if x.ndim == 0 or x.size == 0:
+        return jnp.zeros(out.shape, out.dtype)
+    x = x.astype(jnp.int8) if x.dtype == jnp.bool_ else x
+    return _finish(out, (lax.argmax if largest else lax.argmin)(x, axis, out.dtype))
+
+
+@lowers(aten.amax.default)
+def amax(out, x, dim=(), keepdim=False):
+    return _extreme(out, x, dim, largest=True)
+
+
+@lowers(aten.amin.default)
+def amin(out, x, dim=(), keepdim=False):
+    return _extreme(out, x, dim, largest=False)
+
+
+@lowers(aten.max.default)
+def max_all(out, x):
+    return _extreme(out, x, None, largest=True)
+
+
+@lowers(aten.min.default)
+def min_all(out, x):
+    return _extreme(out, x, None, largest=False)
+
+
+@lowers(aten.max.dim)
+def max_dim(out, x, dim, keepdim=False):
+    return _extreme(out[0], x, dim, True), _where_extreme(out[1], x, dim, True)
+
+
+@lowers(aten.min.dim)
+def min_dim(out, x, dim, keepdim=False):
+    return _extreme(out[0], x, dim, False), _where_extreme(out[1], x, dim, False)
+
+
+@lowers(aten.argmax.default)
+def argmax(out, x, dim=None, keepdim=False):
+    return _where_extreme(out, x, dim, True)
+
+
+@lowers(aten.argmin.default)
+def argmin(out, x, dim=None, keepdim=False):
+    return _where_extreme(out, x, dim, False)
+
+
+@lowers(aten.aminmax.default, aten._aminmax.default, aten._aminmax.dim)
+def aminmax(out, x, dim=None, keepdim=False):
+    return _extreme(out[0], x, dim, False), _extreme(out[1], x, dim, True)
+
+
+def _moments(x, dim, correction):
+    """Mean and variance over dims, in the dtype eager accumulates in."""
+    axes = axes_of(dim, x.ndim)
+    x = lax.convert_element_type(x, wide(x.dtype))
+    count = count_of(x, axes)
+    mean = lax.reduce_sum(x, axes) / jnp.asarray(count, x.dtype)
+    away = x - jnp.broadcast_to(keep(mean, axes), x.shape)
+    square = away * away if jnp.isrealobj(x) else lax.real(away) ** 2 + lax.imag(away) ** 2
+    free = jnp.maximum(jnp.asarray(count - (1 if correction is None else correction), square.dtype), 0)
+    return mean, lax.reduce_sum(square, axes) / free
+
+
+@lowers(aten.var.correction)
+def var(out, x, dim=None, *, correction=None, keepdim=False):
+    return _finish(out, _moments(x, dim, correction)[1])
+
+
+@lowers(aten.std.correction)
+def std(out, x, dim=None, *, correction=None, keepdim=False):
+    return _finish(out, lax.sqrt(_moments(x, dim, correction)[1]))
+
+
+@lowers(aten.var_mean.correction)
+def var_mean(out, x, dim=None, *, correction=None, keepdim=False):
+    mean, var = _moments(x, dim, correction)
+    return _finish(out[0], var), _finish(out[1], mean)
+
+
+@lowers(aten.std_mean.correction)
+def std_mean(out, x, dim=None, *, correction=None, keepdim=False):
+    mean, var = _moments(x, dim, correction)
+    return _finish(out[0], lax.sqrt(var)), _finish(out[1], mean)
+
+
+@lowers(aten.logsumexp.default)
+def logsumexp(out, x, dim, keepdim=False):
+    axes = axes_of(dim, x.ndim)
+    x = lax.convert_element_type(x, wide(out.dtype))
+    if x.size == 0:
+        return _finish(out, lax.log(lax.reduce_sum(x, axes)))
+    top = lax.reduce_max(lax.real(x) if jnp.iscomplexobj(x) else x, axes)
+    top = jnp.where(jnp.abs(top) == jnp.inf, jnp.zeros((), top.dtype), top)
+    total = lax.reduce_sum(lax.exp(x - jnp.broadcast_to(keep(top, axes), x.shape)), axes)
+    return _finish(out, lax.log(total) + top)
+
+
+@lowers(aten.cumsum.default)
+def cumsum(out, x, dim, *, dtype=None):
+    return _scan(out, lax.cumsum, x, dim)
+
+
+@lowers(aten.cumprod.default)
+def cumprod(out, x, dim, *, dtype=None):
+    return _scan(out, lax.cumprod, x, dim)
+
+
+def _scan(out, op, x, dim):
+    if x.ndim == 0 or x.size == 0:
+        return lax.convert_element_type(x, out.dtype)
+    kind = jnp.dtype(jnp.int32) if out.dtype == jnp.bool_ else wide(out.dtype)
+    x = (x != 0).astype(kind) if out.dtype == jnp.bool_ else lax.convert_element_type(x, kind)
+    return lax.convert_element_type(op(x, axis=axis_of(dim, x.ndim)), out.dtype)
+
+
+@lowers(aten.logcumsumexp.default, aten._logcumsumexp.default)
+def logcumsumexp(out, x, dim):
+    if jnp.isrealobj(x):
+        return _scan(out, lax.cumlogsumexp, x, dim)
+    if x.ndim == 0 or x.size == 0:
+        return x
+
+    def joined(a, b):
+        high = jnp.maximum(lax.real(a), lax.real(b))
+        high = jnp.where(jnp.isfinite(high), high, jnp.zeros((), high.dtype))
+        return lax.log(lax.exp(a - high) + lax.exp(b - high)) + high
+
+    return lax.associative_scan(joined, x, axis=axis_of(dim, x.ndim))
+
+
+def _running(out, x, dim, op):
+    """Running extremes with the last place that reached them, as eager gives on ties and NaN."""
+    if x.ndim == 0 or x.size == 0:
+        return x, jnp.zeros(out[1].shape, out[1].dtype)
+    axis = axis_of(dim, x.ndim)
+    data = x.astype(jnp.int8) if x.dtype == jnp.bool_ else x
+    best = op(data, axis=axis)
+    reached = (data == best) | (data != data)
+    place = lax.broadcasted_iota(out[1].dtype, x.shape, axis)
+    return best.astype(x.dtype), lax.cummax(jnp.where(reached, place, 0), axis=axis)
+
+
+@lowers(aten.cummax.default)
+def cummax(out, x, dim):
+    return _running(out, x, dim, lax.cummax)
+
+
+@lowers(aten.cummin.default)
+def cummin(out, x, dim):
+    return _running(out, x, dim, lax.cummin)
+
+
+@lowers(aten.trace.default)
+def trace(out, x):
+    return lax.reduce_sum(jnp.diagonal(x).astype(out.dtype), (0,))

@@ -1,0 +1,315 @@
+"""Recording: from the arguments of an aten op to a node of the trace tree.
+
+`record` is the whole story in one function, for any op; kernels.py generates a faster version of the
+same for the common shapes of schema.  Both follow one rule, *prepare, then commit*: everything that can
+raise, allocate or run other code comes first, and the commit is straight-line bytecode without a call.
+CPython lets other threads, signals and finalizers run only between calls, so an op is recorded wholly or
+not at all, without a lock on the hot path.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from math import copysign
+from typing import Any
+
+import torch
+
+from lazytpu import random
+from lazytpu.config import config
+from lazytpu.infer import infer
+from lazytpu.ir import site
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.tree import Node, Number, Value, trace
+from lazytpu.schema import ABSENT, Op, aten, op_of
+from lazytpu.storage import Alias, Cell, Storage, resolve, write_storage
+from lazytpu.tensor import LazyTensor
+
+lock = threading.RLock()  # held by misses, cuts and everything off the hot path
+_KIND = {float: "f", int: "i", bool: "i", complex: "c"}
+_NAN = object()
+_INT64_MAX = (1 << 63) - 1
+
+# Set by step.py: cuts the graph when it has grown past config.max_graph_ops.
+cut_oversized: Callable[[], None] = lambda: None
+
+
+def load(cell: Cell) -> Value:
+    """The value of a cell in this step.
+
+    The first use of a storage in a step makes it an input of the graph.  Reading a view records its
+    chain of view ops, once until the storage is written again.
+    """
+    if type(cell) is Storage and cell.step == trace.step:
+        return cell.value  # type: ignore[no-any-return]
+    with lock:
+        storage, layout = resolve(cell)
+        if storage.step == trace.step:
+            root = storage.value
+        else:
+            root = _load_storage(storage)
+        if layout is storage.layout:
+            return root  # type: ignore[no-any-return]
+        if storage.reads is None or storage.reads_root is not root:
+            storage.reads, storage.reads_root = {}, root
+        value = storage.reads.get(layout)
+        if value is None:
+            value = _read_view(root, layout)
+            if storage.value is root and storage.step == trace.step:  # no cut in between
+                storage.reads[layout] = value
+        return value
+
+
+def _load_storage(storage: Storage) -> Value:
+    layout = storage.layout
+    if storage.buffer is None:  # never written: torch.empty
+        node = record(EMPTY, [list(layout.size), layout.dtype], layouts=(layout,))
+        value = node.value
+        write_storage(storage, value)
+    else:
+        trace.inputs.append((storage, storage.buffer, storage.shared))
+        value = trace.input_value(len(trace.inputs) - 1, layout)
+    storage.reads = None
+    storage.value, storage.step = value, trace.step
+    return value  # type: ignore[no-any-return]
+
+
+EMPTY = op_of(aten.empty.memory_format)
+VIEW_OPS = {
+    "permute": op_of(aten.permute.default),
+    "view": op_of(aten.view.default),
+    "as_strided": op_of(aten.as_strided.default),
+    "view_dtype": op_of(aten.view.dtype),
+    "_conj": op_of(aten._conj.default),
+    "_neg_view": op_of(aten._neg_view.default),
+}
+
+
+def _read_view(root: Value, layout: Layout) -> Value:
+    parent = layout.parent
+    assert parent is not None
+    source = root if parent is layout.root else _read_view(root, parent)
+    return view_value(source, layout)
+
+
+def view_value(source: Value, layout: Layout) -> Value:
+    """Records the view op that leads to ``layout`` from its parent's value."""
+    op = VIEW_OPS[layout.op] if isinstance(layout.op, str) else layout.op
+    node = record(op, [source, *layout.args], layouts=None if layout.index is not None else (layout,))
+    value = node.values[layout.index or 0]
+    assert value is not None
+    return value
+
+
+def cell_of(tensor: Any) -> Cell:
+    """The cell of a device tensor, whichever class C++ gave it."""
+    return tensor._s if type(tensor) is LazyTensor else LazyTensor._s.__get__(tensor, LazyTensor)  # type: ignore[no-any-return]
+
+
+def is_device_tensor(x: Any) -> bool:
+    """Whether ``x`` is a tensor on the lazy device."""
+    return type(x) is LazyTensor or isinstance(x, torch.Tensor) and x.device.type == LazyTensor.device_type  # type: ignore[attr-defined]
+
+
+class MixedDevicesError(RuntimeError):
+    """A CPU tensor of rank > 0 met a device tensor."""
+
+
+def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None = None) -> Node:
+    """Records one op and returns its node, on which the cursor then stands.
+
+    Args:
+        op: what to record.
+        bound: its arguments in the order of the schema, `ABSENT` (or nothing at the end) where not
+            given; tensors may be device tensors, 0-dim CPU tensors, cells or values.
+        layouts: of the results where the caller knows them.
+
+    Raises:
+        Whatever torch raises for these arguments; the cursor then stands where it was.
+    """
+    with lock:
+        while True:
+            step = trace.step
+            numbers: list[Any] = []
+            key = (op, *[_key(a, b, numbers) for a, b in zip(op.arguments, bound, strict=False)])
+            if len(key) <= len(op.arguments):
+                key += (ABSENT,) * (len(op.arguments) + 1 - len(key))
+            if trace.cursor.depth >= config.max_graph_ops:
+                cut_oversized()
+                continue
+            node = trace.cursor.children.get(key)
+            if node is None:
+                node, numbers = _miss(op, key, bound, layouts, numbers)
+            if op.random:
+                numbers += random_numbers(op, bound)
+            floats = [v for v in numbers if type(v) is float]
+            ints = [v for v in numbers if isinstance(v, int)]
+            complexes = [v for v in numbers if type(v) is complex]
+            if trace.step == step and node.parent is trace.cursor:
+                trace.cursor = node
+                trace.floats += floats
+                trace.ints += ints
+                trace.complexes += complexes
+                return node
+
+
+def random_numbers(op: Op, bound: Sequence[Any]) -> list[int]:
+    """The (seed, counter) of a random op, as int64."""
+    position = op.positions.get("generator")
+    given = bound[position] if position is not None and position < len(bound) else None
+    key = random.key_from(given if isinstance(given, torch.Generator) else None)
+    return [k - (1 << 64) if k > _INT64_MAX else k for k in key]
+
+
+def _key(argument: Any, x: Any, numbers: list[Any]) -> Any:
+    """What stands for an argument in the key; numbers that are inputs are appended to ``numbers``."""
+    if x is ABSENT or x is None:
+        return x
+    kind = argument.kind
+    if kind == "tensor":
+        return tensor_key(x, numbers)
+    if kind == "tensors":
+        return tuple([None if e is None else tensor_key(e, numbers) for e in x])
+    if kind == "number":
+        return number_key(x, numbers)
+    if kind == "numbers":
+        return tuple([number_key(e, numbers) for e in x])
+    if kind == "attr":
+        return x
+    if kind == "float":
+        return float_key(x)
+    if kind == "list":
+        return tuple(x)
+    if kind == "floats":
+        return tuple([float_key(e) for e in x])
+    if kind == "scalar":
+        return type(x), float_key(x) if type(x) is float else x
+    return None  # ignored, generator
+
+
+def tensor_key(x: Any, numbers: list[Any]) -> Any:
+    """The value of a tensor argument, or the type of a number that stands in for a tensor."""
+    cls = type(x)
+    if cls is LazyTensor:
+        return load(x._s)
+    if cls is Value:
+        return x
+    if cls is Storage or cls is Alias:
+        return load(x)
+    if isinstance(x, torch.Tensor):
+        if x.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+            return load(cell_of(x))
+        if x.dim() == 0 and x.device.type == "cpu":
+            numbers.append(x.item())
+            return x.dtype
+        raise MixedDevicesError(
+            f"Expected all tensors to be on the same device, but found at least two devices, "
+            f"{LazyTensor.device_type}:0 and {x.device}!"  # type: ignore[attr-defined]
+        )
+    return number_key(x, numbers)
+
+
+def number_key(x: Any, numbers: list[Any]) -> Any:
+    """The type of a number from Python, whose value becomes an input of the graph."""
+    if isinstance(x, torch.Tensor):
+        x = x.item()
+    if type(x) is int and not -_INT64_MAX - 1 <= x <= _INT64_MAX:
+        if x > (1 << 64) - 1 or x < 0:
+            raise RuntimeError("value cannot be converted to type int64_t without overflow")
+        x -= 1 << 64
+    numbers.append(x)
+    return type(x)
+
+
+def float_key(x: Any) -> Any:
+    """A float that equals itself only: NaN has one key, and -0.0 is not 0.0."""
+    if isinstance(x, (Value, Storage, Alias)):
+        return x
+    if x != x:
+        return _NAN
+    return x if x != 0 or copysign(1.0, x) > 0 else "-0.0"
+
+
+def _miss(
+    op: Op, key: Any, bound: Sequence[Any], layouts: tuple[Layout, ...] | None, numbers: list[Any]
+) -> tuple[Node, list[Any]]:
+    """The node for a key the cursor's children lack: made now, or one that takes a number as an input."""
+    parent = trace.cursor
+    counts = list(parent.counts)
+    args = [_operand(a, b, k, counts) for a, b, k in zip(op.arguments, bound, key[1:], strict=False)]
+    node = Node(parent)
+    node.op, node.key, node.site = op, key, site.here()
+    node.args, node.kwargs = _call_form(op, args)
+    if op.random:
+        node.kwargs["rng"] = Number("i", counts[1], "rng")
+        counts[1] += 2
+    node.counts = tuple(counts)
+    if layouts is not None:
+        node.set_results(layouts, 0)
+    else:
+        results, structure, node.natural = infer(op, node)
+        node.set_results(results, structure)
+    if trace.parted is None:
+        trace.parted = (parent, node)
+    parent.children[key] = node
+    trace.nodes += 1
+    return node, numbers
+
+
+def _operand(argument: Any, x: Any, key: Any, counts: list[int]) -> Any:
+    """What a node keeps of an argument."""
+    if x is ABSENT or x is None:
+        return x
+    kind = argument.kind
+    if kind in ("tensor", "number"):
+        return key if type(key) is Value else _number(key, counts)
+    if kind in ("tensors", "numbers"):
+        return [k if k is None or type(k) is Value else _number(k, counts) for k in key]
+    if kind in ("ignored", "generator"):
+        return ABSENT
+    return list(x) if kind in ("list", "floats") else x
+
+
+def _number(key: Any, counts: list[int]) -> Number:
+    kind = _KIND.get(key)
+    if kind is None:
+        kind = "c" if key.is_complex else "f" if key.is_floating_point else "i"
+    at = "fic".index(kind)
+    number = Number(kind, counts[at], key)
+    counts[at] += 1
+    return number
+
+
+def _call_form(op: Op, args: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments as the recorded overload is called, without absent ones."""
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    gap = False
+    for argument, x in zip(op.arguments, args, strict=False):
+        if x is ABSENT:
+            gap = gap or not argument.kwarg_only
+        elif argument.kwarg_only or gap:
+            keywords[argument.name] = x
+        else:
+            positional.append(x)
+    return tuple(positional), keywords
+
+
+def results_of(node: Node, wrap: Callable[[Value], Any]) -> Any:
+    """The results of a node, nested as the op returns them, ``wrap`` applied to each value."""
+
+    def build(structure: Any) -> Any:
+        if isinstance(structure, int):
+            value = node.values[structure]
+            return None if value is None else wrap(value)
+        return type(structure)(build(s) for s in structure)
+
+    return build(node.structure)
+
+
+def refuse(guard: Any) -> None:
+    """Makes every recording and every cut raise (in a forked child)."""
+    global lock
+    lock = guard
+    trace.step = -1

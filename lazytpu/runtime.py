@@ -1,0 +1,215 @@
+"""Buffers and executables: everything that touches jax at run time.
+
+A buffer is a ``jax.Array``.  Nothing here changes jax's global configuration: 64-bit types are switched
+on around our own tracing, calls and conversions only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from lazytpu import metrics
+from lazytpu.config import config
+from lazytpu.dtypes import to_numpy, to_torch
+from lazytpu.errors import CompileError, LazyTPUError
+from lazytpu.ir.graph import Graph
+from lazytpu.ir.tree import LeastRecent
+from lazytpu.lowering.lower import function_of, type_of
+from lazytpu.lowering.registry import lowering_for, target_platform
+
+
+@dataclass(slots=True)
+class Executable:
+    """A graph compiled for the device.
+
+    Attributes:
+        graph: what was compiled.
+        compiled: jax's executable; called with (inputs, floats, ints, complexes).
+        lowered: its StableHLO, for printing.
+        lower_s, compile_s: seconds spent in our rules and jax's tracing, and in XLA.
+    """
+
+    graph: Graph
+    compiled: Any
+    lowered: Any
+    lower_s: float
+    compile_s: float
+
+
+_executables = LeastRecent(config.max_executables)
+
+
+def device() -> jax.Device:
+    """The device that runs the graphs: jax's default."""
+    return jax.devices()[0]
+
+
+def platform() -> str:
+    """``cpu``, ``gpu`` or ``tpu``."""
+    return target_platform()
+
+
+def lower(graph: Graph) -> Any:
+    """Traces a graph through the rules to StableHLO (a ``jax.stages.Lowered``)."""
+    function = function_of(graph)
+    donate = set(graph.donated)
+    types = [type_of(v.layout) for v in graph.inputs]
+
+    def step(given: list[Any], kept: list[Any], floats: Any, ints: Any, complexes: Any) -> Any:
+        sources = iter(given), iter(kept)
+        inputs = [next(sources[0] if i in donate else sources[1]) for i in range(len(types))]
+        return function(inputs, floats, ints, complexes)
+
+    step.__name__ = f"lazytpu_{graph.key[:8]}"
+    given, kept = split_donated(graph, types)
+    packs = [
+        jax.ShapeDtypeStruct((n,), d)
+        for n, d in zip(graph.counts, (np.float64, np.int64, np.complex128), strict=True)
+    ]
+    with jax.enable_x64(True), jax.default_matmul_precision(config.matmul_precision), lowering_for(platform()):
+        return jax.jit(step, donate_argnums=0).trace(given, kept, *packs).lower()
+
+
+def split_donated(graph: Graph, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Inputs that are donated, and the others, as the compiled function takes them."""
+    donated = set(graph.donated)
+    return [inputs[i] for i in graph.donated], [x for i, x in enumerate(inputs) if i not in donated]
+
+
+def executable_for(graph: Graph) -> tuple[Executable, bool]:
+    """The executable of a graph, and whether it was compiled just now.
+
+    Raises:
+        LoweringError: a rule failed; names the op and the user's line.
+        CompileError: XLA refused the program.
+    """
+    known = _executables.find(graph.key)
+    if known is not None:
+        return known, False
+    graph.verify()
+    start = time.perf_counter()
+    lowered = lower(graph)
+    middle = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except Exception as error:
+        sites = sorted({n.site.describe() for n in graph.nodes if n.site is not None and n.site.file})
+        raise CompileError(
+            f"XLA could not compile a graph of {len(graph.nodes)} ops: {error}",
+            at=f"{sites[0]} … {sites[-1]}" if sites else "",
+            do="print lazytpu.stablehlo_text() to see the program",
+        ) from error
+    end = time.perf_counter()
+    metrics.count("compile")
+    metrics.add_time("lower", middle - start)
+    metrics.add_time("compile", end - middle)
+    made = Executable(graph, compiled, lowered, middle - start, end - middle)
+    _executables.limit = config.max_executables
+    _executables.keep(graph.key, made)
+    return made, True
+
+
+def run(
+    executable: Executable, inputs: Sequence[Any], floats: Sequence[float], ints: Sequence[int], complexes: Sequence[complex]
+) -> Sequence[Any]:
+    """Starts an executable and returns its outputs, which may still be computing.
+
+    Args:
+        inputs: buffers in the order of ``executable.graph.inputs``; donated ones are gone afterwards.
+        floats, ints, complexes: the step's numbers from Python.
+    """
+    graph = executable.graph
+    given, kept = split_donated(graph, inputs)
+    nf, ni, nc = graph.counts
+    with jax.enable_x64(True):
+        outputs: Sequence[Any] = executable.compiled(
+            given,
+            kept,
+            np.array(floats[:nf], np.float64),
+            np.array(ints[:ni], np.int64),
+            np.array(complexes[:nc], np.complex128),
+        )
+    metrics.count("execute")
+    return outputs
+
+
+def to_device(tensor: torch.Tensor) -> Any:
+    """A buffer with the contents of a CPU tensor.
+
+    The contents are copied first: ``jax.device_put`` may alias a numpy buffer on the CPU, and the user is
+    free to overwrite the tensor afterwards.
+    """
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    wanted = to_numpy(tensor.dtype)
+    host = np.array(_numpy_view(tensor.contiguous()), copy=True).view(wanted).reshape(tuple(tensor.shape))
+    metrics.count("transfer_in")
+    metrics.count("transfer_in_bytes", host.nbytes)
+    with jax.enable_x64(True):
+        return jax.device_put(host, device())
+
+
+def to_host(buffer: Any) -> torch.Tensor:
+    """The contents of a buffer as a CPU tensor, which shares memory with it where the device is the CPU.
+
+    Waits for the computation.  The caller copies before it lets anyone else have the tensor.
+    """
+    start = time.perf_counter()
+    try:
+        host = np.asarray(buffer)
+    except RuntimeError as error:
+        if "deleted" in str(error):
+            raise LazyTPUError("a donated buffer was read; this is a bug of lazytpu") from error
+        raise
+    metrics.add_time("wait", time.perf_counter() - start)
+    metrics.count("transfer_out")
+    metrics.count("transfer_out_bytes", host.nbytes)
+    dtype = to_torch(host.dtype)
+    if host.size == 0:
+        return torch.empty(host.shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the memory is read-only, and nobody writes to it
+        raw = torch.from_numpy(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
+    return raw.view(dtype).reshape(host.shape)
+
+
+def _numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The bytes of a contiguous CPU tensor, whatever its dtype."""
+    return tensor.view(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
+
+
+def wait(buffers: Sequence[Any]) -> None:
+    """Waits until the buffers are computed."""
+    start = time.perf_counter()
+    jax.block_until_ready([b for b in buffers if not b.is_deleted()])
+    metrics.add_time("wait", time.perf_counter() - start)
+
+
+def forget_executables() -> None:
+    """Drops every compiled graph (for tests)."""
+    _executables.clear()
+
+
+def memory_allocated() -> int:
+    """Bytes of buffers alive on the device."""
+    return sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted())
+
+
+def memory_peak() -> int:
+    """Most bytes in use at one time, where the platform reports it; else `memory_allocated`."""
+    stats = device().memory_stats() or {}
+    return int(stats.get("peak_bytes_in_use", memory_allocated()))
+
+
+def memory_limit() -> int:
+    """Bytes of memory of the device, where the platform reports it; else of the machine."""
+    stats = device().memory_stats() or {}
+    return int(stats.get("bytes_limit", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))

@@ -1,0 +1,205 @@
+"""What the aten schemas say about each op, worked out once at import.
+
+An `Op` is what a node of the IR refers to.  Its identity is its hash, so keys of the trace tree that
+contain it are looked up without running Python code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+OpOverload = torch._ops.OpOverload
+aten = torch.ops.aten
+
+
+class _Absent:
+    """Marks an argument that was not given, that is, has its schema's default."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Absent()
+
+# Scalars that decide shapes or which formula is used, so they are attributes and not inputs.
+_ATTRIBUTE_SCALARS = {
+    "aten::pow.Tensor_Scalar": {"exponent"},
+    "aten::_foreach_pow.Scalar": {"exponent"},
+    "aten::_foreach_pow.ScalarList": {"exponent"},
+    "aten::linalg_vector_norm": {"ord"},
+    "aten::_foreach_norm.Scalar": {"ord"},
+    "aten::norm": {"p"},
+    "aten::renorm": {"p"},
+    "aten::dist": {"p"},
+    "aten::arange": {"start", "end", "step"},
+    "aten::range": {"start", "end", "step"},
+    "aten::multi_margin_loss": {"p"},
+    "aten::multi_margin_loss_backward": {"p"},
+    "aten::histc": {"min", "max"},
+}
+
+# Layout of arguments that say nothing about the computation on this one device.
+_IGNORED = {"Device", "Layout", "Stream"}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a schema.
+
+    ``kind`` is one of ``tensor``, ``tensors``, ``number``, ``numbers`` (inputs of the graph),
+    ``attr``, ``list``, ``float``, ``floats``, ``scalar`` (values in the key), ``generator`` or ``ignored``.
+    """
+
+    name: str
+    kind: str
+    kwarg_only: bool
+    default: Any
+    written: bool
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One aten overload.
+
+    Attributes:
+        overload: what torch calls it; ``recorded`` is the functional overload that the IR shows.
+        name: ``aten.add.Tensor`` of the recorded overload.
+        returns: number of results, or None for a list whose length the call decides.
+        random: draws random numbers.
+    """
+
+    overload: OpOverload
+    recorded: OpOverload
+    name: str
+    arguments: tuple[Argument, ...]
+    returns: int | None
+    random: bool
+    positions: dict[str, int] = field(default_factory=dict)
+    check: Any = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments in the order of the schema, `ABSENT` where not given."""
+        bound = [*args, *[ABSENT] * (len(self.arguments) - len(args))]
+        for name, value in kwargs.items():
+            bound[self.positions[name]] = value
+        return bound
+
+
+def display_name(overload: OpOverload) -> str:
+    """``aten.relu`` for ``aten.relu.default``, ``aten.add.Tensor`` for the rest."""
+    return str(overload).removesuffix(".default")
+
+
+_ops: dict[tuple[OpOverload, OpOverload], Op] = {}
+
+
+def op_of(overload: OpOverload, recorded: OpOverload | None = None) -> Op:
+    """The `Op` of an overload; ``recorded`` is its functional twin where it writes to an argument."""
+    recorded = recorded or overload
+    op = _ops.get((overload, recorded))
+    if op is None:
+        schema = recorded._schema
+        key = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+        scalars = _ATTRIBUTE_SCALARS.get(key, _ATTRIBUTE_SCALARS.get(schema.name, set()))
+        arguments = tuple(_argument(a, scalars) for a in schema.arguments)
+        lists = any(str(r.type).startswith("List") for r in schema.returns)
+        op = _ops[overload, recorded] = Op(
+            overload,
+            recorded,
+            display_name(recorded),
+            arguments,
+            None if lists else len(schema.returns),
+            torch.Tag.nondeterministic_seeded in recorded.tags,
+            {a.name: i for i, a in enumerate(arguments)},
+        )
+    return op
+
+
+def _argument(a: Any, attribute_scalars: set[str]) -> Argument:
+    written = a.alias_info is not None and a.alias_info.is_write
+    kind = _kind(str(a.real_type), a.name, attribute_scalars)
+    return Argument(a.name, kind, a.kwarg_only, a.default_value, written)
+
+
+def _kind(type_text: str, name: str, attribute_scalars: set[str]) -> str:
+    inner = type_text.replace("Optional[", "").replace("]", "")
+    if inner in _IGNORED or name in ("pin_memory", "non_blocking"):
+        return "ignored"
+    if inner == "Generator":
+        return "generator"
+    if inner == "Tensor":
+        return "tensor"
+    if inner == "List[Tensor":
+        return "tensors"
+    if inner == "number":
+        return "scalar" if name in attribute_scalars else "number"
+    if inner == "List[number":
+        return "numbers"
+    if inner == "float":
+        return "float"
+    if inner == "List[float":
+        return "floats"
+    return "list" if inner.startswith("List[") else "attr"
+
+
+def functional_twin(overload: OpOverload) -> OpOverload | None:
+    """The functional overload that computes what an in-place or ``out=`` overload writes."""
+    explicit = _TWINS.get(str(overload).removeprefix("aten."))
+    if explicit is not None:
+        packet, _, name = explicit.partition(".")
+        return _find(packet, name or "default")
+    packet = overload._schema.name.removeprefix("aten::")
+    name = overload._overloadname
+    if any(a.is_out for a in overload._schema.arguments):
+        for candidate in (name.removesuffix("_out"), "default" if name in ("out", "grad_input") else name):
+            found = _find(packet, candidate)
+            if found is not None and not found._schema.is_mutable:
+                return found
+        return None
+    if packet.endswith("_") and not packet.endswith("__"):
+        found = _find(packet[:-1], name)
+        return found if found is not None and not found._schema.is_mutable else None
+    if packet.startswith("__i") and packet.endswith("__"):  # __iand__
+        return _find(f"__{packet[3:]}", name)
+    return None
+
+
+def _find(packet: str, name: str) -> OpOverload | None:
+    try:
+        found: OpOverload = getattr(getattr(aten, packet), name)
+    except (AttributeError, RuntimeError):
+        return None
+    return found
+
+
+# In-place and out= overloads whose functional twin has another name.
+_TWINS = {
+    "bernoulli_.float": "bernoulli.p",
+    "bernoulli_.Tensor": "bernoulli.Tensor",
+    "normal_.default": "normal_functional",
+    "uniform_.default": "uniform",
+    "random_.default": "random",
+    "random_.from": "random.from",
+    "random_.to": "random.to",
+    "exponential_.default": "exponential",
+    "geometric_.default": "geometric",
+    "cauchy_.default": "cauchy",
+    "log_normal_.default": "log_normal",
+    "fill_.Scalar": "fill.Scalar",
+    "fill_.Tensor": "fill.Tensor",
+    "zero_.default": "zero",
+    "arange.start_out": "arange.start_step",
+    "arange.out": "arange",
+    "range.out": "range.step",
+    "range.out_": "range",
+    "eye.out": "eye",
+    "eye.m_out": "eye.m",
+}

@@ -1,0 +1,327 @@
+"""Kernels that are not made from a schema: creation without contents, copies between devices, reads,
+and the metadata ops (`set_`, `resize_`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from lazytpu import runtime
+from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
+from lazytpu.ir.tree import Value, trace
+from lazytpu.kernels import META, check_writable, fresh, on_other_device
+from lazytpu.record import cell_of, is_device_tensor, load, lock, record
+from lazytpu.schema import ABSENT, aten, op_of
+from lazytpu.step import read
+from lazytpu.storage import cell_at, new_storage, resolve, write_buffer
+from lazytpu.tensor import LazyTensor, forget_cell, make, make_view
+from lazytpu.views import write
+
+_TO_COPY = op_of(aten._to_copy.default)
+_FULL = op_of(aten.full.default)
+_EXPAND = op_of(aten.expand.default)
+_BATCH_NORM = op_of(aten._native_batch_norm_legit_functional.default)
+_NO_STATS = op_of(aten._native_batch_norm_legit.no_stats)
+
+special: dict[str, Callable[..., Any]] = {}
+"""Overload (``add.Tensor``) to its kernel."""
+
+
+def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a kernel for the named overloads."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        special.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+# --- creation without contents: nothing is recorded until somebody reads or writes ---------------------
+
+
+def uninitialized(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None) -> LazyTensor:
+    """A tensor whose contents nobody has asked for."""
+    size, stride, dtype = tuple(size), tuple(stride), dtype or torch.get_default_dtype()
+    if is_dense(size, stride):
+        return make(new_storage(root_layout(size, stride, dtype)))
+    numel = 1 + sum((n - 1) * st for n, st in zip(size, stride, strict=True)) if prod(size) else 0
+    storage = new_storage(root_layout((numel,), (1,), dtype))
+    return make_view(make(storage), storage, storage.layout.child_at((size, stride, 0, dtype, 0)))
+
+
+def _strides(size: Sequence[int], memory_format: torch.memory_format | None) -> Sequence[int]:
+    if memory_format in (None, torch.contiguous_format, torch.preserve_format):
+        return contiguous_stride(size)
+    return torch.empty(tuple(size), device="meta", memory_format=memory_format).stride()
+
+
+@kernel("empty.memory_format")
+def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> Any:
+    return uninitialized(size, _strides(size, memory_format), dtype)
+
+
+@kernel("empty_strided")
+def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Any:
+    return uninitialized(size, stride, dtype)
+
+
+@kernel("empty_permuted")
+def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **_: Any) -> Any:
+    meta = torch.empty_permuted(tuple(size), tuple(physical_layout), dtype=dtype, device="meta")
+    return uninitialized(meta.shape, meta.stride(), meta.dtype)
+
+
+@kernel("empty_like", "new_empty", "new_empty_strided")
+def empty_like(tensor: torch.Tensor, *args: Any, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any) -> Any:
+    dtype = dtype or tensor.dtype
+    if device is not None and torch.device(device).type != LazyTensor.device_type:  # type: ignore[attr-defined]
+        size = args[0] if args else tensor.shape
+        stride = args[1] if len(args) > 1 else _like_stride(tensor, memory_format) if not args else _strides(size, None)
+        return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=device)
+    if tensor.device.type == "meta":
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
+    if len(args) == 2:
+        return uninitialized(args[0], args[1], dtype)
+    if args:
+        return uninitialized(args[0], contiguous_stride(args[0]), dtype)
+    return uninitialized(tensor.shape, _like_stride(tensor, memory_format), dtype)
+
+
+def _like_stride(tensor: torch.Tensor, memory_format: Any) -> Sequence[int]:
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.empty_like(meta, memory_format=memory_format or torch.preserve_format).stride()
+
+
+# --- copies ----------------------------------------------------------------------------------------------
+
+
+@kernel("copy_")
+def copy_(dst: torch.Tensor, src: Any, non_blocking: bool = False) -> torch.Tensor:
+    if not is_device_tensor(dst):
+        if is_device_tensor(src) and dst.device.type != "meta":
+            dst.copy_(read(src, "copy to the CPU"))
+        return dst
+    check_writable(dst, aten.copy_.default)
+    if is_device_tensor(src):
+        write_copy(dst, src)
+    else:
+        _upload(dst, src)
+    return dst
+
+
+@kernel("_copy_from", "_copy_from_and_resize")
+def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return copy_(dst, src)
+
+
+def write_copy(dst: torch.Tensor, src: torch.Tensor) -> None:
+    """``dst[:] = src`` on the device, with torch's broadcasting and casts."""
+    with lock:
+        cell = cell_of(dst)
+        layout = cell.layout
+        value = load(cell_of(src))
+        if value.layout.size != layout.size:
+            torch.empty(layout.size, device="meta").copy_(torch.empty(value.layout.size, device="meta"))  # raises
+            value = record(_EXPAND, [value, list(layout.size)]).value
+        if value.layout.dtype != layout.dtype or value.layout.stride != layout.stride:
+            types = (root_layout(layout.size, _dense_stride(layout), layout.dtype),)
+            value = record(_TO_COPY, [value, layout.dtype], layouts=types).value
+        write(cell, value)
+
+
+def _dense_stride(layout: Any) -> Sequence[int]:
+    return layout.stride if is_dense(layout.size, layout.stride) else contiguous_stride(layout.size)  # type: ignore[no-any-return]
+
+
+def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
+    """``dst[:] = src`` from the host."""
+    if src.shape != dst.shape:
+        src = src.expand(dst.shape)
+    host = src.detach().to(dst.dtype)
+    with lock:
+        cell = cell_of(dst)
+        storage, layout = resolve(cell)
+        buffer = runtime.to_device(host)
+        if layout is storage.layout:
+            write_buffer(storage, buffer)
+        else:
+            write(cell, load(new_storage(root_layout(layout.size, contiguous_stride(layout.size), layout.dtype), buffer)))
+
+
+def from_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A device tensor with the sizes, strides and contents of a CPU tensor."""
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    stride = torch.empty_like(meta).stride() if tensor.numel() else contiguous_stride(tensor.shape)
+    return make(new_storage(root_layout(tuple(tensor.shape), stride, tensor.dtype), runtime.to_device(tensor)))
+
+
+@kernel("_to_copy")
+def to_copy(tensor: torch.Tensor, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **rest: Any) -> Any:
+    if tensor.device.type == "meta":
+        return aten._to_copy.default(tensor, dtype=dtype, device=torch.device("meta"), memory_format=memory_format)
+    if not is_device_tensor(tensor):
+        host = tensor.detach().to(dtype=dtype, memory_format=memory_format or torch.preserve_format)
+        return from_host(host)
+    kind = LazyTensor.device_type if device is None else torch.device(device).type  # type: ignore[attr-defined]
+    if kind == LazyTensor.device_type:  # type: ignore[attr-defined]
+        with lock:
+            node = record(_TO_COPY, _TO_COPY.bind((tensor,), {"dtype": dtype or tensor.dtype, **_format(memory_format)}))
+            return fresh(node.value)
+    if kind == "meta":
+        return torch.empty_strided(tensor.shape, _like_stride(tensor, memory_format), dtype=dtype or tensor.dtype, device=device)
+    host = read(tensor, "copy to the CPU")
+    return host.to(device=device, dtype=dtype or host.dtype, **_format(memory_format))
+
+
+def _format(memory_format: Any) -> dict[str, Any]:
+    return {} if memory_format is None else {"memory_format": memory_format}
+
+
+@kernel("_local_scalar_dense")
+def local_scalar_dense(tensor: torch.Tensor) -> Any:
+    return read(tensor, "item").item()
+
+
+@kernel("equal")
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.device != b.device:
+        raise RuntimeError(f"Expected all tensors to be on the same device, but got {a.device} and {b.device}")
+    return torch.equal(read(a, "equal"), read(b, "equal"))
+
+
+# --- filling: the old contents do not matter, so they are not loaded --------------------------------------
+
+
+def _fill(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+    check_writable(tensor, aten.fill_.Scalar)
+    with lock:
+        cell = cell_of(tensor)
+        layout = cell.layout
+        types = (root_layout(layout.size, _dense_stride(layout), layout.dtype),)
+        node = record(_FULL, _FULL.bind((list(layout.size), value), {"dtype": layout.dtype}), layouts=types)
+        write(cell, node.value)
+    return tensor
+
+
+@kernel("zero_")
+def zero_(tensor: torch.Tensor) -> torch.Tensor:
+    return _fill(tensor, 0) if is_device_tensor(tensor) else tensor
+
+
+@kernel("fill_.Scalar")
+def fill_scalar(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+    return _fill(tensor, value) if is_device_tensor(tensor) else tensor
+
+
+@kernel("fill_.Tensor")
+def fill_tensor(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if not is_device_tensor(tensor):
+        return tensor
+    if value.dim():
+        raise RuntimeError(
+            f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions."
+        )
+    return copy_(tensor, value)
+
+
+# --- metadata ----------------------------------------------------------------------------------------------
+
+
+@kernel("set_.source_Storage_storage_offset", "set_.source_Storage", "set_.source_Tensor", "set_", "set_.source_Tensor_storage_offset")
+def set_(tensor: torch.Tensor, *source: Any) -> torch.Tensor:
+    overload = {0: aten.set_.default, 1: aten.set_.source_Storage, 4: aten.set_.source_Storage_storage_offset}[len(source)]
+    if source and isinstance(source[0], torch.Tensor):
+        overload = aten.set_.source_Tensor
+    if tensor.device.type == "meta":
+        return overload.redispatch(META, tensor, *source)  # type: ignore[no-any-return]
+    if overload is aten.set_.default:
+        return set_(tensor, make(new_storage(root_layout((0,), (1,), tensor.dtype))))
+    if overload is aten.set_.source_Tensor:
+        other = source[0]
+        source = (other.untyped_storage(), other.storage_offset(), other.shape, other.stride())
+    elif overload is aten.set_.source_Storage:
+        state = source[0]._s
+        source = (source[0], 0, (prod(state.layout.size),), (1,))
+    aten.set_.source_Storage_storage_offset.redispatch(META, tensor, *source)
+    forget_cell(tensor)
+    return tensor
+
+
+@kernel("resize_")
+def resize_(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+    if tensor.device.type == "meta":
+        return aten.resize_.default.redispatch(META, tensor, size)  # type: ignore[no-any-return]
+    size = tuple(size)
+    if size == tuple(tensor.shape) and memory_format is None:
+        return tensor
+    with lock:
+        stride = tuple(_strides(size, memory_format))
+        storage, layout = resolve(cell_of(tensor))
+        offset, have = layout.offset, prod(storage.layout.size)
+        need = offset + 1 + sum((n - 1) * st for n, st in zip(size, stride, strict=True)) if prod(size) else 0
+        if need > have:
+            _grow(storage, need)
+        raw = tensor.untyped_storage()
+        aten.set_.source_Storage_storage_offset.redispatch(META, tensor, raw, offset, size, stride)
+        forget_cell(tensor)
+        if need > have:
+            target = raw._s.moved[0]  # type: ignore[attr-defined]
+            raw._s = target  # type: ignore[attr-defined]
+    return tensor
+
+
+def _grow(storage: Any, numel: int) -> None:
+    """Moves the contents to a larger storage; tensors that still hold the old one are led to it."""
+    flat = storage.layout.flat()
+    larger = new_storage(root_layout((numel,), (1,), flat.dtype))
+    if storage.buffer is not None or storage.step == trace.step:
+        old = load(cell_at(storage, flat))
+        empty_value = load(larger)
+        node = record(
+            op_of(aten.slice_scatter.default), [empty_value, old, 0, 0, flat.size[0]], layouts=(larger.layout,)
+        )
+        write(larger, node.value)
+    storage.moved = (larger, larger.layout.child_at((*storage.layout.geometry[:2], 0, flat.dtype, 0)))
+
+
+@kernel("is_set_to")
+def is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
+    same = resolve(cell_of(a))[0] is resolve(cell_of(b))[0]
+    return same and a.storage_offset() == b.storage_offset() and a.shape == b.shape and a.stride() == b.stride()
+
+
+@kernel("is_pinned", "_pin_memory")
+def is_pinned(tensor: torch.Tensor, device: Any = None) -> Any:
+    return False
+
+
+# --- batch norm: its schema hides that it writes the running statistics ---------------------------------
+
+
+@kernel("native_batch_norm", "_native_batch_norm_legit")
+def native_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:
+    if on_other_device((x, weight, bias, mean, var), {}):
+        return aten.native_batch_norm.default.redispatch(META, x, weight, bias, mean, var, training, momentum, eps)
+    if mean is None or var is None:
+        with lock:
+            node = record(_NO_STATS, [x, weight, bias, training or mean is None, momentum, eps])
+            return tuple(fresh(v) for v in node.values if v is not None)
+    with lock:
+        node = record(_BATCH_NORM, [x, weight, bias, mean, var, training, momentum, eps])
+        if training:
+            write(cell_of(mean), _value(node, 3))
+            write(cell_of(var), _value(node, 4))
+        return tuple(fresh(_value(node, i)) for i in range(3))
+
+
+def _value(node: Any, index: int) -> Value:
+    value = node.values[index]
+    assert value is not None
+    return value  # type: ignore[no-any-return]
+
+
+_ = ABSENT

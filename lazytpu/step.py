@@ -1,0 +1,274 @@
+"""Cutting the graph: what is live becomes an output, the graph runs, storages get their buffers."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from lazytpu import metrics, record, runtime
+from lazytpu.config import config
+from lazytpu.ir.graph import Graph, graph_of
+from lazytpu.ir.tree import Value, trace
+from lazytpu.storage import Cell, Storage, new_storage, resolve
+
+metrics.add_source("op", lambda: trace.ops + trace.cursor.depth)
+
+
+class _Plan:
+    """What to do at the cut of one path for one set of live values."""
+
+    __slots__ = ("executable", "inputs")
+
+    def __init__(self, executable: runtime.Executable, inputs: tuple[int, ...]) -> None:
+        self.executable, self.inputs = executable, inputs
+
+
+def live_storages() -> list[Storage]:
+    """Storages that hold a value of this step and that somebody still holds, in order of creation.
+
+    Somebody holds a storage when its reference count is above that of one only the lists here refer to.
+    """
+    step = trace.step
+    return [s for s in trace.pending if sys.getrefcount(s) > _UNHELD and s.step == step]
+
+
+def _calibrate() -> int:
+    """References to a storage that only ``pending`` holds, as `live_storages` counts them."""
+    pending = [new_storage(None)]  # type: ignore[arg-type]
+    return [sys.getrefcount(s) for s in pending][0]
+
+
+_UNHELD = _calibrate()
+
+
+def mark_step(wait: bool = False) -> None:
+    """Ends a step: runs everything recorded since the last cut.
+
+    The call returns while the device still computes; reading a tensor waits for it.
+
+    Args:
+        wait: wait until the computation has finished.
+
+    Raises:
+        LoweringError, CompileError: the graph could not be compiled; every tensor is as it was before.
+    """
+    cut("mark_step")
+    metrics.count("step")
+    if wait:
+        globals()["wait"]()
+
+
+def cut(reason: str) -> None:
+    """Runs the pending graph.
+
+    Args:
+        reason: what forced it, for the report.
+    """
+    with record.lock:
+        live = live_storages()
+        if trace.cursor.depth == 0:
+            _adopt_inputs(live)
+            trace.pending.clear()
+            trace.next_step()
+            return
+        _cut(live, reason)
+
+
+def _cut(live: list[Storage], reason: str) -> None:
+    outputs = tuple(dict.fromkeys([s.value for s in live if s.value.node is not None]))
+    plan = _plan(outputs, _donated(live) if config.donate else ()) if outputs else None
+    with _Uninterrupted():
+        buffers = {} if plan is None else _run(plan, outputs)
+        _store(live, buffers)
+        trace.pending.clear()
+        trace.next_step()
+    metrics.count("cut")
+    metrics.count(f"cut: {reason}")
+    if trace.nodes > config.max_tree_nodes:
+        trace.forget_paths()
+
+
+def _run(plan: _Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
+    global _last_results
+    inputs = [trace.inputs[i][1] for i in plan.inputs]
+    results = runtime.run(plan.executable, inputs, trace.floats, trace.ints, trace.complexes)
+    _last_results = results
+    return dict(zip(outputs, results, strict=True))
+
+
+def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
+    """Gives the live storages the results; storages with one value share its buffer."""
+    first: dict[Value, Storage] = {}
+    _adopt_inputs(live)
+    for storage in live:
+        value = storage.value
+        if value.node is not None:
+            storage.buffer, storage.shared = buffers[value], value in first
+            first.setdefault(value, storage).shared = storage.shared
+        storage.value, storage.step = None, 0
+
+
+class _Uninterrupted:
+    """Puts Ctrl-C off: between the start of an executable and the storing of its results, an interrupt
+    would lose the buffers that were donated to it."""
+
+    __slots__ = ("previous", "received")
+
+    def __enter__(self) -> None:
+        self.previous, self.received = None, None
+        if threading.get_ident() == threading.main_thread().ident:
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self.previous = handler
+                signal.signal(signal.SIGINT, self._receive)
+
+    def _receive(self, *arguments: Any) -> None:
+        self.received = arguments
+
+    def __exit__(self, *_: object) -> None:
+        if self.previous is not None:
+            signal.signal(signal.SIGINT, self.previous)
+            if self.received is not None:
+                self.previous(*self.received)
+
+
+_last_results: Any = ()
+
+
+def _adopt_inputs(live: list[Storage]) -> None:
+    """Storages that now hold what another held when the step began share its buffer."""
+    for storage in live:
+        value = storage.value
+        if value.node is None:
+            source, buffer, _ = trace.inputs[value.index]
+            if source is not storage or storage.buffer is not buffer:
+                storage.buffer, storage.shared = buffer, True
+                if source.buffer is buffer:
+                    source.shared = True
+
+
+def _donated(live: list[Storage]) -> tuple[Value, ...]:
+    """Input values whose buffers nobody can see after this step.
+
+    These are buffers of storages that were overwritten or have died, unless someone else holds them.
+    """
+    step = trace.step
+    kept = {s.value for s in live if s.value.node is None}
+    owners: dict[int, int] = {}
+    for _, buffer, _ in trace.inputs:
+        owners[id(buffer)] = owners.get(id(buffer), 0) + 1
+    donated = []
+    for index, (storage, buffer, shared) in enumerate(trace.inputs):
+        if shared or storage.shared or owners[id(buffer)] > 1:
+            continue
+        overwritten = storage.step == step and storage.value.node is not None
+        replaced = storage.buffer is not buffer
+        if overwritten or replaced:
+            value = trace.input_value(index, storage.layout)
+            if value not in kept:
+                donated.append(value)
+    return tuple(donated)
+
+
+def _plan(outputs: tuple[Value, ...], donated: tuple[Value, ...]) -> _Plan:
+    """Finds or compiles what to run for the path that ends at the cursor."""
+    node, key = trace.cursor, (outputs, donated)
+    plan = node.executables.get(key)
+    if plan is not None:
+        metrics.count("cache_hit")
+        return plan  # type: ignore[no-any-return]
+    graph = graph_of(node, outputs, donated)
+    executable, compiled = runtime.executable_for(graph)
+    if compiled:
+        on_compile(graph, executable)
+    else:
+        metrics.count("cache_hit")
+    plan = node.executables[key] = _Plan(executable, tuple([v.index for v in graph.inputs]))
+    return plan
+
+
+def on_compile(graph: Graph, executable: runtime.Executable) -> None:
+    """Called after every compilation; debug/ replaces it."""
+
+
+def pending_graph(tensors: tuple[torch.Tensor, ...] = ()) -> Graph:
+    """The graph of what is pending: of the given tensors, or of all live ones."""
+    with record.lock:
+        if tensors:
+            values = tuple(dict.fromkeys(record.load(record.cell_of(t)) for t in tensors))
+        else:
+            values = tuple(dict.fromkeys(s.value for s in live_storages() if s.value.node is not None))
+        return graph_of(trace.cursor, values)
+
+
+def buffer_of(cell: Cell, reason: str) -> Any:
+    """The buffer of a cell's storage, after cutting if its value is pending."""
+    with record.lock:
+        storage, _ = resolve(cell)
+        if storage.step == trace.step and (storage.value.node is not None or storage.buffer is None):
+            cut(reason)
+        elif storage.step == trace.step and trace.inputs[storage.value.index][1] is not storage.buffer:
+            return trace.inputs[storage.value.index][1]
+        if storage.buffer is None:
+            record.load(storage)
+            cut(reason)
+        return storage.buffer
+
+
+def read(tensor: torch.Tensor, reason: str) -> torch.Tensor:
+    """The contents of a device tensor as a CPU tensor with the same sizes and strides.
+
+    A view is taken on the host from its storage's contents, so reading one compiles nothing.
+
+    Args:
+        tensor: a device tensor.
+        reason: the op that reads, for the report.
+    """
+    cell = record.cell_of(tensor)
+    host = runtime.to_host(buffer_of(cell, reason))
+    storage, layout = resolve(cell)
+    if layout is storage.layout:
+        out = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype)
+        return out.copy_(host)
+    return _host_view(host, storage.layout, layout)
+
+
+def _host_view(host: torch.Tensor, root: Any, layout: Any) -> torch.Tensor:
+    """A copy of the part of a storage's contents that lies at ``layout``."""
+    memory = torch.empty_strided(root.size, root.stride, dtype=root.dtype).copy_(host) if not root.contiguous else host
+    flat = torch.as_strided(memory, (memory.numel(),), (1,), 0)
+    part = torch.as_strided(flat.view(layout.dtype), layout.size, layout.stride, layout.offset)
+    out = torch.empty_strided(*_packed(layout), dtype=layout.dtype).copy_(part)
+    if layout.bits & 1:
+        out = out.conj_physical()
+    return out.neg() if layout.bits & 2 else out
+
+
+def _packed(layout: Any) -> tuple[Any, Any]:
+    """Sizes and strides of a copy of a view, as ``clone`` gives them."""
+    meta = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device="meta")
+    return layout.size, torch.empty_like(meta).stride()
+
+
+def wait() -> None:
+    """Runs what is pending and waits until the device has finished."""
+    cut("wait")
+    runtime.wait(_last_results)
+
+
+def forget() -> None:
+    """Runs what is pending and drops every path and executable (for tests)."""
+    cut("forget")
+    trace.forget_paths()
+    runtime.forget_executables()
+
+
+def _cut_oversized() -> None:
+    cut("max_graph_ops")
+
+
+record.cut_oversized = _cut_oversized

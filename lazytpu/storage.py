@@ -1,0 +1,90 @@
+"""Storages and cells: what tensors that alias each other share.
+
+A *cell* is what a tensor holds: a `Storage`, or an `Alias` (a view of one).  ``cell.step`` equals the
+current step only for a storage whose ``value`` may be used as it is; everything else is loaded first
+(record.py).  Mutation is pointing a storage at a new value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.tree import Value, trace
+
+
+class Storage:
+    """The state of one C++ storage, kept as an attribute of its Python object.
+
+    Attributes:
+        value: what it holds in step ``step``; meaningless in any other step.
+        layout: the root layout.
+        buffer: the jax array it held when the step began, None before it was first written.
+        shared: another storage or foreign code may hold ``buffer``, so it is never donated.
+        dirty: the last step that wrote it, in which it is among ``trace.pending``.
+        reads: layouts of views to their values, valid while the storage holds ``reads_root``.
+        moved: (storage, layout) when `resize_` put the contents elsewhere.
+    """
+
+    __slots__ = ("buffer", "dirty", "layout", "moved", "reads", "reads_root", "shared", "step", "value")
+
+    layout: Layout
+    value: Any
+    buffer: Any
+    step: int
+    dirty: int
+    shared: bool
+    reads: dict[Layout, Value] | None
+    reads_root: Any
+    moved: tuple[Storage, Layout] | None
+
+
+class Alias:
+    """A view of a storage, as one tensor holds it."""
+
+    __slots__ = ("layout", "storage")
+    step = 0  # never current, so a view is always loaded
+
+    def __init__(self, storage: Storage, layout: Layout) -> None:
+        self.storage, self.layout = storage, layout
+
+
+Cell = Storage | Alias
+
+
+def new_storage(layout: Layout, buffer: Any = None) -> Storage:
+    """A storage that holds ``buffer``, or nothing yet."""
+    storage = Storage()
+    storage.layout, storage.buffer = layout, buffer
+    storage.value, storage.step, storage.dirty, storage.shared = None, 0, 0, False
+    storage.reads = storage.reads_root = storage.moved = None
+    return storage
+
+
+def resolve(cell: Cell) -> tuple[Storage, Layout]:
+    """The storage that really holds a cell's contents, and the cell's layout in it."""
+    storage, layout = (cell.storage, cell.layout) if isinstance(cell, Alias) else (cell, cell.layout)
+    while storage.moved is not None:
+        target, root = storage.moved
+        layout = root if layout is storage.layout else target.layout.child_at(layout.geometry)
+        storage = target
+    return storage, layout
+
+
+def cell_at(storage: Storage, layout: Layout) -> Cell:
+    """The cell of a tensor that lies in ``storage`` as ``layout``."""
+    return storage if layout is storage.layout else Alias(storage, layout)
+
+
+def write_storage(storage: Storage, value: Value) -> None:
+    """Makes ``value`` the contents of the whole storage."""
+    if storage.dirty != trace.step:
+        storage.dirty = trace.step
+        trace.pending.append(storage)
+    storage.value, storage.step = value, trace.step
+
+
+def write_buffer(storage: Storage, buffer: Any, shared: bool = False) -> None:
+    """Replaces the contents by an array that is there already; nothing is recorded."""
+    storage.buffer, storage.shared = buffer, shared
+    storage.value, storage.step, storage.reads, storage.reads_root = None, 0, None, None
