@@ -27,6 +27,7 @@ from lazytpu.views import write
 
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 Kernel = Callable[..., Any]
+_AS_STRIDED = op_of(aten.as_strided.default)
 
 
 def fresh(value: Value) -> LazyTensor:
@@ -108,7 +109,10 @@ def _new_view(op: Op, tensor: torch.Tensor, storage: Storage, layout: Layout, ke
     for index, out in enumerate(made if several else [made]):
         geometry = (tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.is_conj() + 2 * out.is_neg())
         _check_bounds(geometry, layout.root)
-        child = layout.child(op, positional, geometry, index if several else None)
+        if op is _AS_STRIDED:  # speaks of memory, not of the tensor it is called on
+            child = layout.root.child_at(geometry)
+        else:
+            child = layout.child(op, positional, geometry, index if several else None)
         layouts.append(child)
         out.__class__ = LazyTensor
         out._s = cell_at(storage, child)

@@ -1,13 +1,16 @@
-"""Tensors made from sizes and numbers: fills, ranges, triangles."""
+"""Tensors made from sizes and numbers: fills, ranges, triangles, windows."""
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
-from lazytpu.lowering.rules.operands import cast, is_floating, spread
+from lazytpu.lowering.rules.operands import cast, is_complex, is_floating, spread
 
 aten = torch.ops.aten
 
@@ -32,10 +35,11 @@ lowers_each(
         aten.zeros.default: _filled(0),
         aten.zeros_like.default: _filled(0),
         aten.new_zeros.default: _filled(0),
+        aten.zero.default: _filled(0),
+        aten._efficientzerotensor.default: _filled(0),
         aten.ones.default: _filled(1),
         aten.ones_like.default: _filled(1),
         aten.new_ones.default: _filled(1),
-        aten.zero.default: _filled(0),
         aten.full.default: lambda out, size, value, **_: _fill(out, value),
         aten.full_like.default: lambda out, x, value, **_: _fill(out, value),
         aten.new_full.default: lambda out, x, size, value, **_: _fill(out, value),
@@ -46,7 +50,7 @@ lowers_each(
 )
 
 
-@lowers(aten.arange.start_step)
+@lowers(aten.arange.start_step, aten.range.step)
 def arange(out, start, end, step=1, **_):
     wide = jnp.float64 if is_floating(out.dtype) else jnp.int64
     return cast(cast(start, wide) + lax.iota(wide, out.shape[0]) * cast(step, wide), out.dtype)
@@ -56,8 +60,69 @@ lowers_each(
     {
         aten.arange.default: lambda out, end, **_: arange(out, 0, end),
         aten.arange.start: lambda out, start, end, **_: arange(out, start, end),
+        aten.range.default: lambda out, start, end, **_: arange(out, start, end),
     }
 )
+
+
+def _evenly(out, start, end, dtype):
+    """``out.shape[0]`` numbers from ``start`` to ``end``; each half counts from its own end, as eager does."""
+    start, end = cast(start, dtype), cast(end, dtype)
+    steps = out.shape[0]
+    if steps <= 1:
+        return spread(start, out.shape)
+    step = (end - start) / np.asarray(steps - 1, dtype)
+    i = lax.iota(jnp.int32, steps)
+    return jnp.where(i < steps // 2, start + step * i.astype(dtype), end - step * (steps - 1 - i).astype(dtype))
+
+
+def _range_dtype(out):
+    """Integers and floats are spaced in float64, complex numbers in their own type."""
+    return out.dtype if is_complex(out.dtype) else np.dtype("float64")
+
+
+@lowers(*(getattr(aten.linspace, name) for name in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")))
+def linspace(out, start, end, steps, **_):
+    return cast(_evenly(out, start, end, _range_dtype(out)), out.dtype)
+
+
+@lowers(
+    *(getattr(aten.logspace, name) for name in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+    dynamic="base",
+)
+def logspace(out, start, end, steps, base=10.0, **_):
+    exponents = _evenly(out, start, end, _range_dtype(out))
+    return cast(lax.pow(spread(cast(base, exponents.dtype), out.shape), exponents), out.dtype)
+
+
+@lowers(aten.eye.default, aten.eye.m)
+def eye(out, *_, **__):
+    row, column = (lax.broadcasted_iota(jnp.int32, out.shape, i) for i in (0, 1))
+    return cast(lax.eq(row, column), out.dtype)
+
+
+def _triangle_indices(out, first, count):
+    """Row and column of each element of a triangle whose row r holds ``count[r]`` elements from column ``first[r]``."""
+    ends = np.cumsum(count)
+    i = lax.iota(jnp.int64, out.shape[1])
+    row = jnp.searchsorted(jnp.asarray(ends), i, side="right")
+    column = i - jnp.asarray(ends - count - first)[row]
+    return cast(jnp.stack([row.astype(jnp.int64), column]), out.dtype)
+
+
+@lowers(aten.tril_indices.default)
+def tril_indices(out, row, col, offset=0, **_):
+    if 0 in out.shape:
+        return lax.full(out.shape, 0, out.dtype)
+    return _triangle_indices(out, 0, np.clip(np.arange(row) + offset + 1, 0, col))
+
+
+@lowers(aten.triu_indices.default)
+def triu_indices(out, row, col, offset=0, **_):
+    if 0 in out.shape:
+        return lax.full(out.shape, 0, out.dtype)
+    first = np.clip(np.arange(row) + offset, 0, col)
+    return _triangle_indices(out, first, col - first)
 
 
 def _below(shape, diagonal):
@@ -74,3 +139,52 @@ def tril(out, x, diagonal=0):
 @lowers(aten.triu.default, dynamic="diagonal")
 def triu(out, x, diagonal=0):
     return lax.select(_below(x.shape, diagonal - 1), lax.full_like(x, 0), x)
+
+
+def _angles(out, periodic):
+    """2 pi i / N for the elements i of a window of N samples (N - 1 when it is symmetric)."""
+    size = out.shape[0]
+    return lax.iota(jnp.float64, size) * (2 * math.pi / max(size - (not periodic), 1))
+
+
+def _cosines(out, periodic, *weights):
+    """A window that is a sum of cosines with alternating signs."""
+    if out.shape[0] == 1:
+        return lax.full(out.shape, 1, out.dtype)
+    angle = _angles(out, periodic)
+    return cast(sum((-1) ** k * w * lax.cos(k * angle) for k, w in enumerate(weights)), out.dtype)
+
+
+def _triangle(out, periodic=True):
+    if out.shape[0] == 1:
+        return lax.full(out.shape, 1, out.dtype)
+    return cast(1 - jnp.abs(_angles(out, periodic) / math.pi - 1), out.dtype)
+
+
+def _kaiser(out, periodic=True, beta=12.0):
+    if out.shape[0] == 1:
+        return lax.full(out.shape, 1, out.dtype)
+    beta = jnp.asarray(beta, jnp.float64)
+    bend = beta * jnp.sqrt(jnp.maximum(1 - (_angles(out, periodic) / math.pi - 1) ** 2, 0))
+    return cast(lax.bessel_i0e(bend) / lax.bessel_i0e(beta) * lax.exp(bend - beta), out.dtype)
+
+
+def _hamming(out, periodic=True, alpha=0.54, beta=0.46):
+    return _cosines(out, periodic, alpha, beta)
+
+
+_WINDOWS = {
+    aten.hann_window: lambda out, periodic=True: _cosines(out, periodic, 0.5, 0.5),
+    aten.hamming_window: _hamming,
+    aten.blackman_window: lambda out, periodic=True: _cosines(out, periodic, 0.42, 0.5, 0.08),
+    aten.bartlett_window: _triangle,
+    aten.kaiser_window: _kaiser,
+}
+lowers_each(
+    {
+        getattr(packet, name): lambda out, size, *args, _window=window, **_: _window(out, *args)
+        for packet, window in _WINDOWS.items()
+        for name in packet.overloads()
+        if "out" not in name
+    }
+)

@@ -67,13 +67,85 @@ def nll_loss_backward(out, grad, x, target, weight, reduction, ignore_index, tot
     return jnp.where(here, jnp.expand_dims(value, dim), 0).astype(out.dtype)
 
 
-@lowers(aten.mse_loss.default)
-def mse_loss(out, x, target, reduction=MEAN):
-    d = x.astype(compute_dtype(out.dtype)) - target.astype(compute_dtype(out.dtype))
-    return reduced(out, d * d, reduction)
+def _pointwise_loss(forward, backward, loss, slope, dynamic=""):
+    """Registers a loss of ``loss(x, target, *extra)`` an element, and its ``slope`` by ``x``.
+
+    The forward op takes its extra argument after the reduction and may leave it out; torch's default is 1.
+    """
+
+    def rule(out, x, target, reduction=MEAN, *extra):
+        x, target, *extra = (jnp.asarray(t).astype(compute_dtype(out.dtype)) for t in (x, target, *extra))
+        return reduced(out, loss(x, target, *extra), reduction)
+
+    def gradient(out, grad, x, target, reduction, *extra):
+        x, target, *extra = (jnp.asarray(t).astype(compute_dtype(out.dtype)) for t in (x, target, *extra))
+        return reduced_gradient(out, grad, slope(x, target, *extra), reduction)
+
+    lowers(forward, dynamic=dynamic)(rule)
+    lowers(backward, dynamic=dynamic)(gradient)
 
 
-@lowers(aten.mse_loss_backward.default)
-def mse_loss_backward(out, grad, x, target, reduction):
-    d = x.astype(compute_dtype(out.dtype)) - target.astype(compute_dtype(out.dtype))
-    return reduced_gradient(out, grad, 2 * d, reduction)
+def _smooth_l1(x, target, beta=1.0):
+    z = jnp.abs(x - target)
+    return jnp.where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta)
+
+
+def _smooth_l1_slope(x, target, beta=1.0):
+    d = x - target
+    return jnp.where(d <= -beta, -1, jnp.where(d >= beta, 1, d / beta)).astype(x.dtype)
+
+
+def _huber(x, target, delta=1.0):
+    z = jnp.abs(x - target)
+    return jnp.where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta))
+
+
+def _huber_slope(x, target, delta=1.0):
+    d = x - target
+    return jnp.where(d < -delta, -delta, jnp.where(d > delta, delta, d)).astype(x.dtype)
+
+
+def _soft_margin_slope(x, target):
+    z = jnp.exp(-target * x)
+    return -target * z / (z + 1)
+
+
+_pointwise_loss(
+    aten.mse_loss.default, aten.mse_loss_backward.default, lambda x, t: (x - t) * (x - t), lambda x, t: 2 * (x - t)
+)
+_pointwise_loss(
+    aten.smooth_l1_loss.default, aten.smooth_l1_loss_backward.default, _smooth_l1, _smooth_l1_slope, "beta"
+)
+_pointwise_loss(aten.huber_loss.default, aten.huber_loss_backward.default, _huber, _huber_slope, "delta")
+_pointwise_loss(
+    aten.soft_margin_loss.default,
+    aten.soft_margin_loss_backward.default,
+    lambda x, t: jnp.log1p(jnp.exp(-t * x)),
+    _soft_margin_slope,
+)
+
+
+@lowers(aten.binary_cross_entropy.default)
+def binary_cross_entropy(out, x, target, weight=None, reduction=MEAN):
+    """Logarithms are clamped at -100, so that a wrong certainty costs 100 and not infinity."""
+    x, target = x.astype(compute_dtype(x.dtype)), target.astype(compute_dtype(x.dtype))
+    loss = (target - 1) * jnp.maximum(jnp.log1p(-x), -100) - target * jnp.maximum(jnp.log(x), -100)
+    return reduced(out, loss if weight is None else loss * weight.astype(loss.dtype), reduction)
+
+
+@lowers(aten.binary_cross_entropy_backward.default)
+def binary_cross_entropy_backward(out, grad, x, target, weight=None, reduction=MEAN):
+    x, target = x.astype(compute_dtype(x.dtype)), target.astype(compute_dtype(x.dtype))
+    slope = (x - target) / jnp.maximum((1 - x) * x, 1e-12)
+    return reduced_gradient(out, grad, slope if weight is None else slope * weight.astype(slope.dtype), reduction)
+
+
+@lowers(aten.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(out, x, target, weight=None, pos_weight=None, reduction=MEAN):
+    dtype = compute_dtype(out.dtype)
+    x, target = x.astype(dtype), target.astype(dtype)
+    positive = jnp.log1p(jnp.exp(-jnp.abs(x))) + jnp.maximum(-x, 0)
+    if pos_weight is not None:
+        positive = ((pos_weight.astype(dtype) - 1) * target + 1) * positive
+    loss = (1 - target) * x + positive
+    return reduced(out, loss if weight is None else loss * weight.astype(dtype), reduction)

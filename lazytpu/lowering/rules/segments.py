@@ -6,9 +6,10 @@ import math
 
 import jax.numpy as jnp
 import torch
+from jax import lax
 
 from ..registry import lowers
-from .indexing import neutral, read, scatter_along, wrapped, write
+from .indexing import neutral, read, scatter_along, write
 from .sorting import lower_bound
 
 aten = torch.ops.aten
@@ -108,8 +109,18 @@ def _bag_of(indices, offsets, bags):
 
 
 def _fitted(out, x):
-    """A result in the size eager gives it: kernels leave out what the chosen mode does not need."""
-    return x.astype(out.dtype) if x.shape == out.shape else jnp.zeros(out.shape, out.dtype)
+    """A result in the size torch predicts: kernels leave out what the chosen mode does not need."""
+    if x.shape == out.shape:
+        return x.astype(out.dtype)
+    zeros = jnp.zeros(out.shape, out.dtype)
+    fits = x.ndim == len(out.shape) == 1 and x.size < zeros.size
+    return lax.dynamic_update_slice(zeros, x.astype(out.dtype), (0,)) if fits else zeros
+
+
+def _bag_sizes(indices, bag, bags, padding_idx):
+    """How many indices of each bag are not padding, and the bag of each index (``bags`` for padding)."""
+    at = jnp.where(indices == padding_idx, bags, bag) if padding_idx >= 0 else bag
+    return write(jnp.zeros(bags, jnp.int64), [0], [at], jnp.int64(1), "sum"), at
 
 
 @lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
@@ -129,20 +140,18 @@ def embedding_bag(
     if indices.size == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     bag = _bag_of(indices, offsets, bags)
-    used = wrapped(indices, weight.shape[0]) != padding_idx if padding_idx >= 0 else jnp.ones(indices.shape, jnp.bool_)
-    at = jnp.where(used, bag, bags)  # a row past the end is dropped
+    sizes, at = _bag_sizes(indices, bag, bags, padding_idx)
     wide = jnp.float32 if weight.dtype in (jnp.float16, jnp.bfloat16) else weight.dtype
     rows = read(weight, [0], [indices]).astype(wide)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[:, None].astype(wide)
-    sizes = write(jnp.zeros(bags, jnp.int64), [0], [at], jnp.int64(1), "sum")
     if mode != _MAX:
         result = write(jnp.zeros((bags, width), wide), [0], [at], rows, "sum")
         if mode == _MEAN:
             result = result / jnp.maximum(sizes, 1)[:, None].astype(wide)
         return result.astype(out[0].dtype), _fitted(out[1], bag), _fitted(out[2], sizes), _fitted(out[3], sizes)
     result = write(jnp.full((bags, width), neutral("amax", wide)), [0], [at], rows, "amax")
-    hit = (rows == read(result, [0], [bag])) & used[:, None]
+    hit = (rows == read(result, [0], [bag])) & (at < bags)[:, None]
     order = jnp.where(hit, jnp.arange(indices.shape[0])[:, None], indices.shape[0])
     first = write(jnp.full((bags, width), indices.shape[0], jnp.int64), [0], [at], order, "amin")
     chosen = jnp.where(first < indices.shape[0], read(indices, [0], [first]), 0)
@@ -168,7 +177,7 @@ def embedding_bag_dense_backward(
     if indices.size == 0 or grad.size == 0:
         return zeros
     if mode == _MAX:
-        full = bag_size[:, None] > 0
+        full = bag_size[: grad.shape[0], None] > 0
         return scatter_along(zeros, 0, jnp.where(full, maximum_indices, num_weights), grad, "sum")
     rows = read(grad, [0], [offset2bag])
     if per_sample_weights is not None:
@@ -180,6 +189,28 @@ def embedding_bag_dense_backward(
         rows = (rows / read(counts, [0], [indices])[:, None]).astype(rows.dtype)
     at = jnp.where(indices == padding_idx, num_weights, indices) if padding_idx >= 0 else indices
     return write(zeros, [0], [at], rows, "sum")
+
+
+@lowers(aten._embedding_bag_backward.default)
+def embedding_bag_backward(
+    out,
+    grad,
+    indices,
+    offsets,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    sparse,
+    per_sample_weights,
+    padding_idx=-1,
+):
+    bag = _bag_of(indices, offsets, grad.shape[0])
+    sizes, _ = _bag_sizes(indices, bag, grad.shape[0], padding_idx)
+    rest = (num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
+    return embedding_bag_dense_backward(out, grad, indices, bag, sizes, maximum_indices, *rest)
 
 
 @lowers(aten._embedding_bag_per_sample_weights_backward.default)

@@ -275,7 +275,7 @@ def roll(out, x, shifts, dims=()):
 
 @lowers(aten.rot90.default)
 def rot90(out, x, k=1, dims=(0, 1)):
-    return jnp.rot90(x, k, [axis_of(d, x.ndim) for d in dims])
+    return jnp.rot90(x, k, tuple(axis_of(d, x.ndim) for d in dims))
 
 
 @lowers(aten.pixel_shuffle.default)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -140,7 +142,7 @@ def lower_bound(sequence, values, right=False):
     if sequence.ndim == 1 or values.ndim == 0:
         rows, found = lax.reshape(sequence, (1, n)), lax.reshape(values, (1, values.size))
     else:
-        rows, found = (lax.reshape(a, (-1 if a.size else 0, a.shape[-1])) for a in (sequence, values))
+        rows, found = (lax.reshape(a, (math.prod(a.shape[:-1]), a.shape[-1])) for a in (sequence, values))
     low, high = jnp.zeros(found.shape, jnp.int64), jnp.full(found.shape, n, jnp.int64)
 
     def halve(_, ends):
