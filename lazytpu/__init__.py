@@ -11,6 +11,7 @@
 
 from lazytpu import metrics
 from lazytpu.config import config
+from lazytpu.debug.inspect import hlo_text, ir_dot, ir_text, stablehlo_text
 from lazytpu.device import device, device_count, is_available, register
 from lazytpu.runtime import platform
 from lazytpu.step import mark_step, wait
@@ -19,4 +20,18 @@ register()
 sync = mark_step
 
 __version__ = "0.1.0"
-__all__ = ["config", "device", "device_count", "is_available", "mark_step", "metrics", "platform", "sync", "wait"]
+__all__ = [
+    "config",
+    "device",
+    "device_count",
+    "hlo_text",
+    "ir_dot",
+    "ir_text",
+    "is_available",
+    "mark_step",
+    "metrics",
+    "platform",
+    "stablehlo_text",
+    "sync",
+    "wait",
+]

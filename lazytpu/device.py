@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _foreach_supported_types
 
-from lazytpu import host, random, runtime
+from lazytpu import fast, host, random, runtime
 from lazytpu.config import config
 from lazytpu.errors import ForkError, VersionError
 from lazytpu.kernels import functional, in_place, view, with_out
 from lazytpu.lowering.lower import can_lower
-from lazytpu.schema import OpOverload, aten, functional_twin
+from lazytpu.schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.special import special
 from lazytpu.step import wait
 from lazytpu.tensor import LazyTensor
@@ -49,6 +49,10 @@ def device_count() -> int:
 def is_available() -> bool:
     """Whether the device can be used."""
     return True
+
+
+# Views that change the dtype or torch's lazy bits, which `as_strided` cannot.
+_NOT_STRIDED = {"_conj", "_neg_view", "view.dtype", "view_as_real", "view_as_complex"}
 
 
 class _Guard:
@@ -219,13 +223,25 @@ def kernel_for(overload: OpOverload) -> Any:
         return special[name]
     if name in host.DATA_DEPENDENT:
         return host.data_dependent(overload)
+    op = op_of(overload)
     if overload.is_view:
-        return view(overload)
+        general = view(overload)
+        return fast.view(op, general) if fast.can_generate(op) and op.returns == 1 and name not in _NOT_STRIDED else general
     if overload._schema.is_mutable:
         twin = functional_twin(overload)
         if any(a.is_out for a in overload._schema.arguments):
             return with_out(overload, twin) if twin is not None else host.fallback(overload)
-        if twin is not None and can_lower(twin):
-            return in_place(overload, twin)
+        if twin is None or not can_lower(twin):
+            return host.fallback(overload)
+        general = in_place(overload, twin)
+        op = op_of(overload, twin)
+        return fast.in_place(op, general) if fast.can_generate(op) and _writes_first_only(overload) else general
+    if not can_lower(overload):
         return host.fallback(overload)
-    return functional(overload) if can_lower(overload) else host.fallback(overload)
+    general = functional(overload)
+    return fast.functional(op, general) if fast.can_generate(op) and op.returns == 1 else general
+
+
+def _writes_first_only(overload: OpOverload) -> bool:
+    written = [a.alias_info is not None and a.alias_info.is_write for a in overload._schema.arguments]
+    return written[0] and sum(written) == 1 and len(overload._schema.returns) == 1

@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 
-from lazytpu import record as recording
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.ir import site
 from lazytpu.ir.layout import Layout, overlaps
 from lazytpu.ir.tree import Value, trace
-from lazytpu.lowering.lower import can_lower
 from lazytpu.record import MixedDevicesError, cell_of, is_device_tensor, lock, record, results_of
-from lazytpu.schema import ABSENT, Op, OpOverload, aten, functional_twin, op_of
+from lazytpu.schema import ABSENT, Op, OpOverload, aten, op_of
 from lazytpu.storage import Storage, cell_at, new_storage, resolve
 from lazytpu.tensor import LazyTensor, make, make_view
 from lazytpu.views import write
@@ -51,9 +49,16 @@ def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 def call_meta(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What the op gives for meta tensors."""
-    if "device" in kwargs:
-        kwargs = {**kwargs, "device": torch.device("meta")}
-    return overload(*args, **kwargs)
+    names = [a.name for a in overload._schema.arguments]
+    positional, keywords = list(args), dict(kwargs)
+    if any(x is ABSENT for x in args):
+        first = next(i for i, x in enumerate(args) if x is ABSENT)
+        positional, rest = positional[:first], dict(zip(names[first:], args[first:], strict=False))
+        keywords = {**rest, **keywords}
+    keywords = {k: v for k, v in keywords.items() if v is not ABSENT}
+    if "device" in keywords:
+        keywords["device"] = torch.device("meta")
+    return overload(*positional, **keywords)
 
 
 def functional(overload: OpOverload) -> Kernel:
@@ -93,32 +98,50 @@ def view(overload: OpOverload) -> Kernel:
         key = (op, *[tuple(b) if type(b) is list else b for b in bound])
         known = layout.children.get(key)
         if known is None:
-            return _new_view(op, tensor, storage, layout, key, tuple(bound))
-        if lists:
-            return [make_view(tensor, storage, lay) for lay in known]
-        return make_view(tensor, storage, known)
+            known = _new_layouts(op, storage, layout, tuple(b for b in bound if b is not ABSENT))
+            layout.remember(key, known)
+        if not lists:
+            return _view_tensor(op, tensor, storage, layout, known, args, kwargs)
+        return [make_view(tensor, storage, lay) for lay in known]
 
     return kernel
 
 
-def _new_view(op: Op, tensor: torch.Tensor, storage: Storage, layout: Layout, key: Any, bound: tuple[Any, ...]) -> Any:
-    positional = tuple(b for b in bound if b is not ABSENT)
-    made = op.overload.redispatch(META, tensor, *[b for b in bound if b is not ABSENT])
+def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[Any, ...]) -> Any:
+    """The layout(s) a view op gives, learned from torch's kernel on a meta tensor that lies the same way."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        made = op.overload(meta_view(storage.layout, layout), *args)
     several = isinstance(made, (list, tuple))
     layouts = []
     for index, out in enumerate(made if several else [made]):
         geometry = (tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.is_conj() + 2 * out.is_neg())
         _check_bounds(geometry, layout.root)
         if op is _AS_STRIDED:  # speaks of memory, not of the tensor it is called on
-            child = layout.root.child_at(geometry)
+            layouts.append(layout.root.child_at(geometry))
         else:
-            child = layout.child(op, positional, geometry, index if several else None)
-        layouts.append(child)
-        out.__class__ = LazyTensor
-        out._s = cell_at(storage, child)
-    if all(lay.bits == layout.bits for lay in layouts):  # a lazy conjugate needs torch's own kernel each time
-        layout.remember(key, tuple(layouts) if several else layouts[0])
-    return made
+            layouts.append(layout.child(op, args, geometry, index if several else None))
+    return tuple(layouts) if several else layouts[0]
+
+
+def meta_view(root: Layout, layout: Layout) -> torch.Tensor:
+    """A meta tensor that lies in a storage of layout ``root`` as ``layout``."""
+    numel = prod(root.size) * root.dtype.itemsize // layout.dtype.itemsize
+    meta = torch.empty(numel, dtype=layout.dtype, device="meta")
+    meta = meta.as_strided(layout.size, layout.stride, layout.offset)
+    if layout.bits & 1:
+        meta = meta.conj()
+    return torch._neg_view(meta) if layout.bits & 2 else meta
+
+
+def _view_tensor(
+    op: Op, tensor: torch.Tensor, storage: Storage, parent: Layout, layout: Layout, args: Any, kwargs: Any
+) -> torch.Tensor:
+    if layout.dtype == parent.dtype and layout.bits == parent.bits:
+        return make_view(tensor, storage, layout)
+    out = op.overload.redispatch(META, tensor, *args, **kwargs)  # as_strided changes neither dtype nor bits
+    out.__class__ = LazyTensor
+    out._s = cell_at(storage, layout)
+    return out  # type: ignore[no-any-return]
 
 
 def _check_bounds(geometry: Any, root: Layout) -> None:
@@ -222,7 +245,7 @@ def store_out(out: torch.Tensor, result: torch.Tensor) -> None:
             f"{str(out.dtype).removeprefix('torch.').capitalize()}"
         )
     if out.shape != result.shape:
-        torch._C._VariableFunctions._resize_output_(out, result.shape, out.device) if False else out.resize_(result.shape)
+        out.resize_(result.shape)
     aten.copy_.default(out, result)
 
 
@@ -237,16 +260,3 @@ def unsupported(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any
         do='add a rule (docs/how-to/add-an-op) or set lazytpu.config.fallback = "cpu"',
     )
 
-
-__all__ = [
-    "can_lower",
-    "call_meta",
-    "fresh",
-    "functional",
-    "functional_twin",
-    "in_place",
-    "on_other_device",
-    "recording",
-    "view",
-    "with_out",
-]

@@ -14,7 +14,7 @@ from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
 from lazytpu.ir.tree import Value, trace
 from lazytpu.kernels import META, check_writable, fresh, on_other_device
 from lazytpu.record import cell_of, is_device_tensor, load, lock, record
-from lazytpu.schema import ABSENT, aten, op_of
+from lazytpu.schema import aten, op_of
 from lazytpu.step import read
 from lazytpu.storage import cell_at, new_storage, resolve, write_buffer
 from lazytpu.tensor import LazyTensor, forget_cell, make, make_view
@@ -323,5 +323,3 @@ def _value(node: Any, index: int) -> Value:
     assert value is not None
     return value  # type: ignore[no-any-return]
 
-
-_ = ABSENT

@@ -26,17 +26,17 @@ class Storage:
         moved: (storage, layout) when `resize_` put the contents elsewhere.
     """
 
-    __slots__ = ("buffer", "dirty", "layout", "moved", "reads", "reads_root", "shared", "step", "value")
-
+    # Defaults of the class, and no __slots__, because making one is in the hot path: what is not set there
+    # costs nothing, and CPython reads such attributes as fast as slots.
+    value: Any = None
+    step: int = 0
+    dirty: int = 0
     layout: Layout
-    value: Any
-    buffer: Any
-    step: int
-    dirty: int
-    shared: bool
-    reads: dict[Layout, Value] | None
-    reads_root: Any
-    moved: tuple[Storage, Layout] | None
+    buffer: Any = None
+    shared: bool = False
+    reads: dict[Layout, Value] | None = None
+    reads_root: Any = None
+    moved: tuple[Storage, Layout] | None = None
 
 
 class Alias:
@@ -56,8 +56,6 @@ def new_storage(layout: Layout, buffer: Any = None) -> Storage:
     """A storage that holds ``buffer``, or nothing yet."""
     storage = Storage()
     storage.layout, storage.buffer = layout, buffer
-    storage.value, storage.step, storage.dirty, storage.shared = None, 0, 0, False
-    storage.reads = storage.reads_root = storage.moved = None
     return storage
 
 

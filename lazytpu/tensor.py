@@ -17,7 +17,7 @@ from lazytpu.storage import Alias, Cell, Storage, cell_at, new_storage
 
 _create = torch._C._acc.create_empty_tensor
 _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
-_as_strided = torch.ops.aten.as_strided.default
+_as_strided = torch.ops.aten.as_strided.default._handle.redispatch_boxed
 _Tensor = torch.Tensor
 
 
@@ -140,7 +140,7 @@ def make(storage: Storage) -> LazyTensor:
     layout = storage.layout
     tensor = _create(layout.size, layout.dtype)
     if not layout.contiguous:
-        tensor = _as_strided.redispatch(_META, tensor, layout.size, layout.stride, 0)
+        tensor = _as_strided(_META, tensor, layout.size, layout.stride, 0)
     tensor.untyped_storage()._s = storage
     tensor.__class__ = LazyTensor
     tensor._s = storage
@@ -149,7 +149,7 @@ def make(storage: Storage) -> LazyTensor:
 
 def make_view(tensor: torch.Tensor, storage: Storage, layout: Layout) -> LazyTensor:
     """A tensor that shares the C++ storage of ``tensor`` and lies in it as ``layout``."""
-    out = _as_strided.redispatch(_META, tensor, layout.size, layout.stride, layout.offset)
+    out = _as_strided(_META, tensor, layout.size, layout.stride, layout.offset)
     out.__class__ = LazyTensor
     out._s = storage if layout is storage.layout else Alias(storage, layout)
     return out  # type: ignore[no-any-return]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from jax.extend import source_info_util
 from torch.utils._pytree import tree_flatten, tree_map
 
 import lazytpu.lowering.rules  # noqa: F401  registers every rule
@@ -16,11 +19,13 @@ from lazytpu.dtypes import to_numpy, to_torch, type_name
 from lazytpu.errors import LoweringError, UnsupportedOpError
 from lazytpu.ir.graph import Graph, operands
 from lazytpu.ir.layout import Layout
+from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
 from lazytpu.lowering.registry import rule_of
 
 Type = jax.ShapeDtypeStruct
+source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
 
 def type_of(layout: Layout) -> Type:
@@ -81,7 +86,7 @@ def _run(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> None:
     args, kwargs = [operand(x) for x in node.args], {k: operand(x) for k, x in node.kwargs.items()}
     try:
         with jax.named_scope(scope_name(node)):
-            results = _flat(lower_op(node.op.recorded, out, args, kwargs))
+            results = _flat(_call_from(node.site)(lambda: lower_op(node.op.recorded, out, args, kwargs)))
     except LoweringError:
         raise
     except Exception as error:
@@ -95,6 +100,25 @@ def _run(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> None:
         if value is not None:
             wanted = to_numpy(value.layout.dtype)
             values[value] = result if result.dtype == wanted else _cast(result, wanted)
+
+
+@cache
+def _call_from(site: Site | None) -> Callable[[Callable[[], Any]], Any]:
+    """A function that calls its argument from the user's line, as far as jax can see.
+
+    jax takes the innermost frame outside its own and excluded files for the location of an operation; so
+    StableHLO locations and HLO metadata carry the line where the op was recorded.
+    """
+    if site is None or not site.file:
+        return lambda call: call()
+    scope: dict[str, Any] = {}
+    source = "\n" * (site.line - 1) + f"def {_function_name(site)}(call): return call()"
+    exec(compile(source, site.file, "exec"), scope)
+    return scope[_function_name(site)]  # type: ignore[no-any-return]
+
+
+def _function_name(site: Site) -> str:
+    return "".join(c if c.isidentifier() or c.isdigit() else "_" for c in site.module) or "_"
 
 
 def scope_name(node: Node) -> str:

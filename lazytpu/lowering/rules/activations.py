@@ -74,7 +74,6 @@ lowers_each(
         aten.mish_backward.default: pointwise(_mish_grad),
         aten.hardsigmoid_backward.default: pointwise(lambda g, x: _where((x > -3) & (x < 3), g / 6, 0)),
         aten.hardswish_backward.default: pointwise(_hardswish_grad),
-        aten.log_sigmoid_backward.default: lambda out, g, x, _: log_sigmoid_backward(out, g, x),
         aten.threshold.default: pointwise(lambda x, limit, value: _where(x <= limit, value, x)),
         aten.threshold_backward.default: pointwise(lambda g, x, limit: _where(x <= limit, 0, g)),
         aten.hardtanh_backward.default: pointwise(lambda g, x, low, high: _where((x <= low) | (x >= high), 0, g)),
@@ -83,8 +82,6 @@ lowers_each(
         aten._prelu_kernel.default: pointwise(lambda x, slope: _where(x > 0, x, slope * x)),
     }
 )
-
-log_sigmoid_backward = pointwise(lambda grad, x: grad * lax.logistic(-x))
 
 
 @lowers(aten.hardtanh.default)
@@ -167,6 +164,12 @@ def log_sigmoid_forward(out, x):
     # the buffer is a saved exp(-|x|) or, where torch predicts none, empty; the gradient needs no such help
     buffer = cast(small, out[1].dtype) if out[1].shape == x.shape else lax.full(out[1].shape, 0, out[1].dtype)
     return cast(lax.min(x, lax.full_like(x, 0)) - lax.log1p(small), out[0].dtype), buffer
+
+
+@lowers(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(out, grad, x, buffer):
+    grad, x = operands(out, grad, x)
+    return cast(grad * lax.logistic(-x), out.dtype)
 
 
 def _gelu_tanh(x):

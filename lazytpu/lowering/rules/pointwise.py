@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -97,9 +99,11 @@ def _remainder(x, y):
 lowers_each(
     {
         op: pointwise(fn)
-        for packet, fn in {aten.remainder: _remainder, aten.fmod: lax.rem}.items()
-        for op in (getattr(packet, name) for name in packet.overloads())
-        if not op._schema.is_mutable
+        for fn, ops in {
+            _remainder: (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor),
+            lax.rem: (aten.fmod.Tensor, aten.fmod.Scalar),
+        }.items()
+        for op in ops
     }
 )
 
@@ -159,6 +163,11 @@ def _abs(out, x):
     return x if out.dtype == bool else cast(lax.abs(cast(x, compute_dtype(x.dtype))), out.dtype)
 
 
+def _xlogy(x, y):
+    """x log y, 0 where x is 0 and y a number."""
+    return jnp.where(y != y, y, jnp.where(x == 0, jnp.zeros((), x.dtype), x * lax.log(y)))
+
+
 lowers_each(
     {
         aten.neg.default: pointwise(lax.neg),
@@ -194,9 +203,56 @@ lowers_each(
         aten.fmax.default: pointwise(jnp.fmax),
         aten.fmin.default: pointwise(jnp.fmin),
         aten.hypot.default: pointwise(jnp.hypot),
+        aten.gcd.default: pointwise(jnp.gcd),
+        aten.lcm.default: pointwise(jnp.lcm),
+        aten.sinc.default: pointwise(jnp.sinc),
+        aten.deg2rad.default: pointwise(lambda x: x * (math.pi / 180)),
+        aten.rad2deg.default: pointwise(lambda x: x * (180 / math.pi)),
+        aten.logaddexp.default: pointwise(jnp.logaddexp),
+        aten.logaddexp2.default: pointwise(jnp.logaddexp2),
+        aten.heaviside.default: pointwise(lambda x, at_zero: jnp.where(x == 0, at_zero, cast(x > 0, x.dtype))),
+        aten.nextafter.default: lambda out, x, y: lax.nextafter(*operands(out, x, y, dtype=out.dtype)),
+        aten.copysign.Tensor: pointwise(lambda x, y: jnp.copysign(x, y)),
+        aten.copysign.Scalar: pointwise(lambda x, y: jnp.copysign(x, y)),
+        aten.xlogy.Tensor: pointwise(_xlogy),
+        aten.xlogy.Scalar_Other: pointwise(_xlogy),
+        aten.xlogy.Scalar_Self: pointwise(_xlogy),
+        aten.ldexp.Tensor: pointwise(lambda x, n: x * lax.pow(lax.full_like(x, 2), n)),
         aten.bitwise_not.default: pointwise(lax.bitwise_not),
     }
 )
+
+
+@lowers(aten.angle.default)
+def angle(out, x):
+    if is_complex(x.dtype):
+        return lax.atan2(lax.imag(x), lax.real(x))
+    x = operand(x, out)
+    half_turn = jnp.where(x < 0, cast(math.pi, x.dtype), cast(0, x.dtype))
+    return cast(jnp.where(x != x, x, half_turn), out.dtype)
+
+
+@lowers(aten.frexp.Tensor)
+def frexp(out, x):
+    mantissa, exponent = jnp.frexp(operand(x, out[0]))
+    return cast(mantissa, out[0].dtype), cast(exponent, out[1].dtype)
+
+
+@lowers(aten.logit.default, dynamic="eps")
+def logit(out, x, eps=None):
+    x = operand(x, out)
+    if eps is not None:
+        eps = operand(eps, out)
+        x = jnp.where(eps < 0, x, lax.min(lax.max(x, eps), 1 - eps))
+    return cast(lax.log(x / (1 - x)), out.dtype)
+
+
+@lowers(aten.logit_backward.default, dynamic="eps")
+def logit_backward(out, grad, x, eps=None):
+    grad, x, eps = operands(out, grad, x, -1.0 if eps is None else eps)
+    outside = jnp.where(eps < 0, cast(math.nan, x.dtype), cast(0, x.dtype))
+    low = lax.max(eps, lax.full_like(x, 0))
+    return cast(jnp.where((x < low) | (x > 1 - low), outside, grad / (x * (1 - x))), out.dtype)
 
 
 def _rounding(fn):
@@ -225,6 +281,11 @@ lowers_each(
         aten.frac.default: pointwise(lambda x: x - jnp.trunc(x)),
     }
 )
+
+
+def _shift_right(x, n):
+    unsigned = jnp.issubdtype(x.dtype, jnp.unsignedinteger)
+    return lax.shift_right_logical(x, n) if unsigned else lax.shift_right_arithmetic(x, n)
 
 
 def _compared(fn):
@@ -256,6 +317,19 @@ lowers_each(
             "bitwise_xor": lax.bitwise_xor,
         }.items()
         for overload in ("Tensor", "Scalar", "Scalar_Tensor")
+    }
+)
+lowers_each(
+    {
+        getattr(getattr(aten, name), overload): pointwise(fn)
+        for name, fn in {
+            "bitwise_left_shift": lax.shift_left,
+            "__lshift__": lax.shift_left,
+            "bitwise_right_shift": _shift_right,
+            "__rshift__": _shift_right,
+        }.items()
+        for overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor", "Scalar")
+        if overload in getattr(aten, name).overloads()
     }
 )
 lowers_each(

@@ -1,0 +1,65 @@
+"""Reading what was recorded: the IR as text or drawing, StableHLO, and HLO before and after XLA's passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazytpu import runtime
+from lazytpu.ir import printer
+from lazytpu.step import pending_graph
+
+
+def ir_text(*tensors: torch.Tensor) -> str:
+    """The recorded graph as text, with the user's line and module path beside each op.
+
+    Args:
+        tensors: device tensors to show the graph of; all live tensors when none is given.
+
+    Returns:
+        One line a node; ``graph() {...}`` without nodes when nothing is pending.
+
+    Example:
+        >>> x = torch.ones(2, device=lazytpu.device())
+        >>> print(lazytpu.ir_text(x * 2))  # doctest: +SKIP
+    """
+    return printer.graph_text(pending_graph(tensors))
+
+
+def ir_dot(*tensors: torch.Tensor) -> str:
+    """The recorded graph in Graphviz's language; arguments as for `ir_text`."""
+    return printer.graph_dot(pending_graph(tensors))
+
+
+def stablehlo_text(*tensors: torch.Tensor) -> str:
+    """The StableHLO the graph lowers to, with the user's lines as locations; arguments as for `ir_text`."""
+    return stablehlo_of(runtime.lower(pending_graph(tensors)))
+
+
+def hlo_text(*tensors: torch.Tensor, optimized: bool = False) -> str:
+    """The HLO of the graph; arguments as for `ir_text`.
+
+    Args:
+        optimized: after XLA's passes (compiles the graph, without running it) instead of before.
+    """
+    lowered = runtime.lower(pending_graph(tensors))
+    return optimized_hlo_of(lowered.compile()) if optimized else hlo_of(lowered)
+
+
+def stablehlo_of(lowered: Any) -> str:
+    """StableHLO with locations."""
+    return str(lowered.as_text(debug_info=True))
+
+
+def hlo_of(lowered: Any) -> str:
+    """HLO before optimisation, with ``op_name`` metadata."""
+    return str(lowered.as_text(dialect="hlo", debug_info=True))
+
+
+def optimized_hlo_of(compiled: Any) -> str:
+    """HLO after optimisation."""
+    return str(compiled.as_text())
+
+
+__all__ = ["hlo_text", "ir_dot", "ir_text", "stablehlo_text"]

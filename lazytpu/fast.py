@@ -1,0 +1,208 @@
+"""The hot path: kernels written out for their schema.
+
+A general kernel walks over the arguments of its schema; one of these has the walk unrolled.  For
+``add.Tensor`` the generated source is, in essence::
+
+    def kernel(a0, a1, *, alpha=ABSENT):
+        step = trace.step
+        if type(a0) is LazyTensor:                 # each operand: its cell, its value
+            c = a0._s
+            k0 = c.value if c.step == step else load(c)
+        else:
+            return general(a0, a1, alpha=alpha)
+        ...
+        s = Storage(); s.dirty = step              # prepare: whatever allocates or calls
+        pending.append(s)
+        key = (op, k0, k1, k2)
+        if trace.step == step:
+            try:                                   # commit: no call, so nothing runs in between
+                node = trace.cursor.children[key]
+                trace.cursor = node
+                s.value = node.value
+                s.step = step
+            except KeyError:
+                return general(a0, a1, alpha=alpha)
+        ...                                        # make the tensor
+
+Whatever is not on the beaten path (numbers of odd types, plain tensors, a miss, a cut in the middle of it)
+goes to the general kernel, which does the same from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazytpu.ir.tree import trace
+from lazytpu.record import float_key, load
+from lazytpu.schema import ABSENT, Argument, Op
+from lazytpu.storage import Alias, Storage
+from lazytpu.tensor import LazyTensor, adopt, make
+
+Kernel = Callable[..., Any]
+_KINDS = {"tensor", "number", "attr", "list", "float", "scalar", "ignored"}
+
+_INT_MAX = (1 << 63) - 1
+
+
+def can_generate(op: Op) -> bool:
+    """Whether the op's schema is one that has a fast form."""
+    kinds = {a.kind for a in op.arguments}
+    return kinds <= _KINDS and not op.random and op.arguments[:1] != () and op.arguments[0].kind == "tensor"
+
+
+def functional(op: Op, general: Kernel) -> Kernel:
+    """The fast form of `kernels.functional` for an op that returns one tensor."""
+    lines = [*_operands(op), "s = Storage()", "s.dirty = step", "pending_append(s)", f"key = ({_key(op)})"]
+    lines += _commit(op, ["s.value = node.value", "s.step = step"])
+    lines += [
+        "lay = s.layout = node.layout",
+        "if not lay.contiguous: return make(s)",
+        "t = create(lay.size, lay.dtype)",
+        "t.__class__ = LazyTensor",
+        "t.untyped_storage()._s = s",
+        "t._s = s",
+        "return t",
+    ]
+    return _compile(op, lines, general)
+
+
+def in_place(op: Op, general: Kernel) -> Kernel:
+    """The fast form of `kernels.in_place` for an op that writes its first argument and returns it."""
+    lines = [*_operands(op), "c = a0._s", f"if type(c) is not Storage or c.step != step: {_general(op)}"]
+    lines += ["if c.dirty != step:", "    c.dirty = step", "    pending_append(c)", f"key = ({_key(op)})"]
+    lines += _commit(op, ["c.value = node.value"])
+    return _compile(op, [*lines, "return a0"], general)
+
+
+def view(op: Op, general: Kernel) -> Kernel:
+    """The fast form of `kernels.view` for an op that returns one tensor."""
+    keys = [f"tuple(a{i}) if type(a{i}) is list else a{i}" if a.kind == "list" else f"a{i}" for i, a in enumerate(op.arguments)]
+    lines = [
+        f"if type(a0) is not LazyTensor: {_general(op)}",
+        "c = a0._s",
+        "if type(c) is Alias: s = c.storage",
+        "else: s = c",
+        f"if s.moved is not None: {_general(op)}",
+        f"try: lay = c.layout.children[(op, {', '.join(keys[1:])}{',' if len(keys) > 1 else ''})]",
+        f"except KeyError: {_general(op)}",
+        "t = as_strided(META, a0, lay.size, lay.stride, lay.offset)",
+        "t.__class__ = LazyTensor",
+        "t._s = s if lay is s.layout else Alias(s, lay)",
+        "return t",
+    ]
+    return _compile(op, lines, general)
+
+
+def _operands(op: Op) -> list[str]:
+    """Lines that leave the key of argument i in ``k<i>`` and the numbers in ``floats`` and ``ints``."""
+    lines = ["step = trace.step"]
+    if _may_have_numbers(op):
+        lines.append("floats = ints = ()")
+    for i, argument in enumerate(op.arguments):
+        lines += _operand(op, i, argument)
+    return lines
+
+
+def _may_have_numbers(op: Op) -> bool:
+    return any(a.kind == "number" or (a.kind == "tensor" and i) for i, a in enumerate(op.arguments))
+
+
+def _operand(op: Op, i: int, argument: Argument) -> list[str]:
+    a, k = f"a{i}", f"k{i}"
+    number = [
+        f"elif type({a}) is float:",
+        f"    {k} = float",
+        f"    floats += ({a},)",
+        f"elif type({a}) is int and -INT_MAX <= {a} <= INT_MAX:",
+        f"    {k} = int",
+        f"    ints += ({a},)",
+        f"elif {a} is None or {a} is ABSENT: {k} = {a}",
+    ]
+    if argument.kind == "tensor":
+        tensor = [
+            f"if type({a}) is LazyTensor:",
+            f"    c = {a}._s",
+            f"    {k} = c.value if c.step == step else load(c)",
+        ]
+        adopted = [
+            f"elif type({a}) is Tensor and {a}.device.type == device_type:",
+            f"    {k} = load(adopt({a}))",
+        ]
+        return [*tensor, *(number if i else []), *adopted, f"else: {_general(op)}"]
+    if argument.kind == "number":
+        return [f"if {a} is ABSENT: {k} = ABSENT", *number[:-1], f"elif {a} is None: {k} = None", f"else: {_general(op)}"]
+    if argument.kind == "list":
+        return [f"{k} = tuple({a}) if type({a}) is list else {a}"]
+    if argument.kind == "float":
+        return [f"{k} = float_key({a}) if type({a}) is float else {a}"]
+    if argument.kind == "scalar":
+        return [f"{k} = (type({a}), float_key({a}) if type({a}) is float else {a}) if {a} is not ABSENT else {a}"]
+    if argument.kind == "ignored":
+        return [f"{k} = ABSENT if {a} is ABSENT else None"]
+    return [f"{k} = {a}"]
+
+
+def _key(op: Op) -> str:
+    return f"op, {', '.join(f'k{i}' for i in range(len(op.arguments)))},"
+
+
+def _commit(op: Op, stores: list[str]) -> list[str]:
+    """Looks the key up and takes effect.  No call may stand here: see the module's docstring."""
+    numbers = ["if floats: trace.floats += floats", "if ints: trace.ints += ints"] if _may_have_numbers(op) else []
+    return [
+        f"if trace.step != step: {_general(op)}",
+        "try:",
+        "    node = trace.cursor.children[key]",
+        *[f"    {line}" for line in ["trace.cursor = node", *stores, *numbers]],
+        f"except KeyError: {_general(op)}",
+    ]
+
+
+def _general(op: Op) -> str:
+    """Starts again in the general kernel."""
+    return f"return general({', '.join(_pass(i, a) for i, a in enumerate(op.arguments))})"
+
+
+def _pass(i: int, argument: Argument) -> str:
+    return f"{argument.name}=a{i}" if argument.kwarg_only else f"a{i}"
+
+
+def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
+    """Makes the function ``kernel(a0, a1=ABSENT, …)``; keyword-only arguments keep their names."""
+    parameters, renames, star = [], [], False
+    for i, argument in enumerate(op.arguments):
+        if argument.kwarg_only and not star:
+            parameters.append("*")
+            star = True
+        name = argument.name if argument.kwarg_only else f"a{i}"
+        parameters.append(name if i == 0 else f"{name}=ABSENT")
+        if argument.kwarg_only:
+            renames.append(f"a{i} = {name}")
+    body = "\n".join(f"    {line}" for line in [*renames, *lines])
+    source = f"def kernel({', '.join(parameters)}):\n{body}\n"
+    scope = {
+        "ABSENT": ABSENT,
+        "Alias": Alias,
+        "INT_MAX": _INT_MAX,
+        "LazyTensor": LazyTensor,
+        "META": torch._C.DispatchKeySet(torch._C.DispatchKey.Meta),
+        "Storage": Storage,
+        "Tensor": torch.Tensor,
+        "adopt": adopt,
+        "as_strided": torch.ops.aten.as_strided.default._handle.redispatch_boxed,
+        "create": torch._C._acc.create_empty_tensor,
+        "device_type": LazyTensor.device_type,  # type: ignore[attr-defined]
+        "float_key": float_key,
+        "general": general,
+        "load": load,
+        "make": make,
+        "op": op,
+        "pending_append": trace.pending.append,
+        "trace": trace,
+    }
+    exec(compile(source, f"<lazytpu kernel of {op.name}>", "exec"), scope)
+    return scope["kernel"]  # type: ignore[no-any-return]
+
