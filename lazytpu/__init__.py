@@ -9,14 +9,17 @@
     print(y)                                 # cut, lowered to HLO, compiled, run
 """
 
-from lazytpu import metrics
+from lazytpu import events, metrics
 from lazytpu.config import config
+from lazytpu.debug.dump import dump as _dump
+from lazytpu.debug.explain import explain
 from lazytpu.debug.inspect import hlo_text, ir_dot, ir_text, stablehlo_text
 from lazytpu.device import device, device_count, is_available, register
 from lazytpu.runtime import platform
 from lazytpu.step import mark_step, wait
 
 register()
+events.listeners.append(_dump)
 sync = mark_step
 
 __version__ = "0.1.0"
@@ -24,6 +27,7 @@ __all__ = [
     "config",
     "device",
     "device_count",
+    "explain",
     "hlo_text",
     "ir_dot",
     "ir_text",

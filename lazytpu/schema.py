@@ -157,19 +157,22 @@ def functional_twin(overload: OpOverload) -> OpOverload | None:
         packet, _, name = explicit.partition(".")
         return _find(packet, name or "default")
     packet = overload._schema.name.removeprefix("aten::")
-    name = overload._overloadname
-    if any(a.is_out for a in overload._schema.arguments):
-        for candidate in (name.removesuffix("_out"), "default" if name in ("out", "grad_input") else name):
-            found = _find(packet, candidate)
-            if found is not None and not found._schema.is_mutable:
-                return found
-        return None
-    if packet.endswith("_") and not packet.endswith("__"):
-        found = _find(packet[:-1], name)
-        return found if found is not None and not found._schema.is_mutable else None
     if packet.startswith("__i") and packet.endswith("__"):  # __iand__
-        return _find(f"__{packet[3:]}", name)
-    return None
+        packet = f"__{packet[3:]}"
+    elif packet.endswith("_") and not any(a.is_out for a in overload._schema.arguments):
+        packet = packet[:-1]
+    same_packet = getattr(aten, packet, None)
+    names = [] if same_packet is None else same_packet.overloads()
+    twins = [found for found in (_find(packet, name) for name in names) if found is not None and _is_twin(overload, found)]
+    return min(twins, key=lambda found: len(found._schema.arguments), default=None)
+
+
+def _is_twin(overload: OpOverload, found: OpOverload) -> bool:
+    """Whether ``found`` is functional and takes the arguments of ``overload``; others have defaults."""
+    wanted = {a.name: str(a.real_type) for a in overload._schema.arguments if not a.is_out}
+    shared = [a.name for a in found._schema.arguments if wanted.get(a.name) == str(a.real_type)]
+    extra = [a for a in found._schema.arguments if a.name not in wanted]
+    return shared == list(wanted) and not found._schema.is_mutable and all(a.has_default_value() for a in extra)
 
 
 def _find(packet: str, name: str) -> OpOverload | None:
@@ -200,6 +203,7 @@ _TWINS = {
     "arange.out": "arange",
     "range.out": "range.step",
     "range.out_": "range",
+    "normal.out": "normal_functional",
     "eye.out": "eye",
     "eye.m_out": "eye.m",
 }

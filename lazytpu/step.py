@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from lazytpu import metrics, record, runtime
+from lazytpu import events, metrics, record, runtime
 from lazytpu.config import config
+from lazytpu.ir import site
+from lazytpu.ir.cause import cause_of
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Value, trace
 from lazytpu.storage import Cell, Storage, new_storage, resolve
@@ -87,7 +89,9 @@ def _cut(live: list[Storage], reason: str) -> None:
         trace.pending.clear()
         trace.next_step()
     metrics.count("cut")
-    metrics.count(f"cut: {reason}")
+    if reason != "mark_step":
+        metrics.count(f"cut: {reason}")
+        events.cut(reason, str(site.line_here()))
     if trace.nodes > config.max_tree_nodes:
         trace.forget_paths()
 
@@ -183,16 +187,13 @@ def _plan(outputs: tuple[Value, ...], donated: tuple[Value, ...]) -> _Plan:
         return plan  # type: ignore[no-any-return]
     graph = graph_of(node, outputs, donated)
     executable, compiled = runtime.executable_for(graph)
-    if compiled:
-        on_compile(graph, executable)
-    else:
-        metrics.count("cache_hit")
+    cause = cause_of(trace, key) if compiled else None
     plan = node.executables[key] = _Plan(executable, tuple([v.index for v in graph.inputs]))
+    if cause is None:
+        metrics.count("cache_hit")
+    else:
+        events.compiled(graph, cause, executable.lower_s + executable.compile_s, executable)
     return plan
-
-
-def on_compile(graph: Graph, executable: runtime.Executable) -> None:
-    """Called after every compilation; debug/ replaces it."""
 
 
 def pending_graph(tensors: tuple[torch.Tensor, ...] = ()) -> Graph:

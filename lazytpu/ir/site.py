@@ -71,6 +71,17 @@ def here() -> Site:
     return site
 
 
+def line_here() -> Site:
+    """The user's line only, without the module path: for cuts, which happen in every step."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OURS, _TORCH, "<")):
+            return Site(name, frame.f_lineno)
+        frame = frame.f_back
+    return UNKNOWN
+
+
 def _of_frames(frame: FrameType | None) -> Site:
     file, line, modules = "", 0, []
     while frame is not None:

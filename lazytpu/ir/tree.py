@@ -128,6 +128,7 @@ class Trace:
         pending: storages that were written in this step, in order of first write.
         nodes: how many nodes the tree holds.
         parted: (node, its new child) where this step left the known paths.
+        shadow: after a number was promoted, the node of the path left there that corresponds to the cursor.
     """
 
     __slots__ = (
@@ -142,6 +143,7 @@ class Trace:
         "parted",
         "pending",
         "root",
+        "shadow",
         "step",
     )
 
@@ -157,6 +159,7 @@ class Trace:
         self.nodes = 0
         self.ops = 0
         self.parted: tuple[Node, Node] | None = None
+        self.shadow: Node | None = None
 
     def input_value(self, index: int, layout: Layout) -> Value:
         """The value that stands for input ``index`` of this layout on every path."""
@@ -171,7 +174,7 @@ class Trace:
         self.cursor = self.root
         self.step += 1
         self.inputs, self.floats, self.ints, self.complexes = [], [], [], []
-        self.parted = None
+        self.parted = self.shadow = None
 
     def forget_paths(self) -> None:
         """Drops the tree (compiled graphs are found again by their hash)."""

@@ -91,3 +91,12 @@ def convolution_backward(
 @lowers(aten.convolution_backward_overrideable.default)
 def convolution_backward_overrideable(out, grad, x, w, *how_and_mask):
     return convolution_backward(out, grad, x, w, None, *how_and_mask)
+
+
+@lowers(aten.conv_tbc.default)
+def conv_tbc(out, x, w, bias, pad=0):
+    """Time, batch, channel; the kernel is [time, in, out]."""
+    image = jax.ShapeDtypeStruct((out.shape[1], out.shape[2], out.shape[0]), out.dtype)
+    x, w = jnp.transpose(x, (1, 2, 0)), jnp.transpose(w, (2, 1, 0))
+    y = convolution(image, x, w, bias, (1,), (pad,), (1,), False, (0,), 1)
+    return jnp.transpose(y, (2, 0, 1))

@@ -189,3 +189,54 @@ def batch_norm_backward(
     return native_batch_norm_backward(
         out, grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
     )
+
+
+def _rms_dims(x, normalized_shape):
+    return tuple(range(x.ndim - len(normalized_shape), x.ndim))
+
+
+@lowers(aten._fused_rms_norm.default, dynamic="eps")
+def rms_norm(out, x, normalized_shape, weight, eps):
+    dtype = compute_dtype(x.dtype)
+    eps = jnp.finfo(dtype).eps if eps is None else jnp.asarray(eps, dtype)
+    wide = x.astype(dtype)
+    rstd = lax.rsqrt(jnp.mean(lax.square(wide), _rms_dims(x, normalized_shape), keepdims=True) + eps)
+    y = _affine(wide * rstd, weight, None, normalized_shape)
+    return y.astype(out[0].dtype), rstd.reshape(out[1].shape).astype(out[1].dtype)
+
+
+@lowers(aten._fused_rms_norm_backward.default)
+def rms_norm_backward(out, grad, x, normalized_shape, rstd, weight, output_mask):
+    dtype = compute_dtype(x.dtype)
+    dims = _rms_dims(x, normalized_shape)
+    grad, rstd = grad.astype(dtype), rstd.astype(dtype).reshape(*x.shape[: dims[0]], *[1] * len(dims))
+    xhat, scaled = x.astype(dtype) * rstd, _affine(grad, weight, None, normalized_shape)
+    dx = dw = None
+    if output_mask[0]:
+        dx = rstd * (scaled - xhat * jnp.mean(scaled * xhat, dims, keepdims=True))
+        dx = dx.astype(out[0].dtype)
+    if output_mask[1] and out[1] is not None:
+        dw = jnp.sum(grad * xhat, tuple(range(dims[0]))).astype(out[1].dtype)
+    return dx, dw
+
+
+def _other_dims(x, dim):
+    return tuple(i for i in range(x.ndim) if i != dim % x.ndim)
+
+
+@lowers(aten._weight_norm_interface.default)
+def weight_norm(out, v, g, dim=0):
+    """``v * g / |v|``, the norm taken over all dimensions but ``dim``."""
+    wide = v.astype(compute_dtype(v.dtype))
+    norm = jnp.sqrt(jnp.sum(lax.square(wide), _other_dims(v, dim), keepdims=True))
+    w = wide * (g.astype(wide.dtype) / norm)
+    return w.astype(out[0].dtype), norm.reshape(out[1].shape).astype(out[1].dtype)
+
+
+@lowers(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(out, grad, v, g, norms, dim):
+    dtype = compute_dtype(v.dtype)
+    grad, v, g, norms = (t.astype(dtype) for t in (grad, v, g, norms))
+    of_g = jnp.sum(grad * v, _other_dims(v, dim), keepdims=True) / norms
+    of_v = g / norms * (grad - v * of_g / norms)
+    return of_v.astype(out[0].dtype), of_g.reshape(out[1].shape).astype(out[1].dtype)

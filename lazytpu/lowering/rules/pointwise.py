@@ -136,7 +136,7 @@ def _fixed_pow(x, n):
     return 1 / lax.integer_pow(x, int(-n)) if n in (-1, -2) else None
 
 
-@lowers(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, dynamic="exponent")
 def pow(out, x, n):
     x = operand(x, out)
     if not hasattr(n, "dtype") and (power := _fixed_pow(x, n)) is not None:

@@ -93,3 +93,75 @@ def learnable_per_channel_backward(out, grad, x, scale, zero_point, axis, quant_
     dx, ds, dz = _learnable_gradients(grad, x, scale, whole, quant_min, quant_max, grad_factor)
     others = tuple(d for d in range(x.ndim) if d != axis % x.ndim)
     return dx.astype(x.dtype), *(jnp.sum(d, others).astype(t.dtype) for d, t in zip((ds, dz), out[1:], strict=True))
+
+
+# Smaller scales lose too much precision in float32 kernels; torch cuts them off here.
+_SMALLEST_SCALE = 6.1e-5
+
+
+def _choose_parameters(least, most, low, high, symmetric):
+    """The scale and zero point whose grid covers ``least`` to ``most`` and holds zero exactly."""
+    least, most = least.astype(jnp.float32), most.astype(jnp.float32)
+    balanced = (least < 0) & (most > 0) & symmetric
+    half = (high - low) // 2
+    reach = jnp.maximum(jnp.abs(least / -(half + 1)), jnp.abs(most / half)).astype(jnp.float64)
+    least = jnp.minimum(jnp.where(balanced, (reach * -(half + 1)).astype(jnp.float32), least), 0)
+    most = jnp.maximum(jnp.where(balanced, (reach * half).astype(jnp.float32), most), 0)
+
+    scale = ((most.astype(jnp.float64) - least) / (high - low)).astype(jnp.float32)
+    scale = jnp.where((scale == 0) | jnp.isinf(1 / scale), jnp.float32(0.1), scale)
+    small = jnp.float32(_SMALLEST_SCALE)
+    tiny = scale < small
+    stretched = least * (small / scale), most * (small / scale)
+    least, most = (
+        jnp.where(tiny, jnp.where(least == 0, 0, jnp.where(most == 0, -small * (high - low), stretched[0])), least),
+        jnp.where(tiny, jnp.where(least == 0, small * (high - low), jnp.where(most == 0, 0, stretched[1])), most),
+    )
+    scale = jnp.where(tiny, small, scale)
+
+    below, above = least / scale.astype(jnp.float64), most / scale.astype(jnp.float64)
+    from_least = abs(low) - jnp.abs(below) < abs(high) - jnp.abs(above)
+    zero_point = jnp.where(from_least, low - below, high - above)
+    zero_point = jnp.where((least < 0) & (most > 0) & symmetric, (low + high) / 2, zero_point)
+    zero_point = lax.round(jnp.clip(zero_point, low, high), lax.RoundingMethod.TO_NEAREST_EVEN)
+    return scale, zero_point.astype(jnp.int32)
+
+
+@lowers(aten._fused_moving_avg_obs_fq_helper_functional.default, dynamic="averaging_const")
+def fused_moving_average_observer(
+    out,
+    x,
+    observer_on,
+    fake_quant_on,
+    running_min,
+    running_max,
+    scale,
+    zero_point,
+    averaging_const,
+    quant_min,
+    quant_max,
+    ch_axis,
+    per_row_fake_quant=False,
+    symmetric_quant=False,
+):
+    observe, quantize = observer_on.reshape(()) != 0, fake_quant_on.reshape(()) != 0
+    axes = tuple(d for d in range(x.ndim) if d != ch_axis % x.ndim) if per_row_fake_quant else tuple(range(x.ndim))
+    rate = jnp.asarray(averaging_const).astype(running_min.dtype)
+
+    def moved(running, seen):
+        seen = seen.reshape(running.shape).astype(running.dtype)
+        average = jnp.where(jnp.isinf(running), seen, running + rate * (seen - running))
+        return jnp.where(observe, average, running)
+
+    running_min = moved(running_min, jnp.min(x, axes))
+    running_max = moved(running_max, jnp.max(x, axes))
+    chosen = _choose_parameters(running_min, running_max, quant_min, quant_max, symmetric_quant)
+    update = observe & quantize
+    scale = jnp.where(update, chosen[0].reshape(scale.shape).astype(scale.dtype), scale)
+    zero_point = jnp.where(update, chosen[1].reshape(zero_point.shape).astype(zero_point.dtype), zero_point)
+    if per_row_fake_quant:
+        y, mask = _snap(x, _along(scale, ch_axis, x.ndim), _along(zero_point, ch_axis, x.ndim), quant_min, quant_max)
+    else:
+        y, mask = _snap(x, scale.reshape(-1)[0], zero_point.reshape(-1)[0], quant_min, quant_max)
+    y = jnp.where(quantize, y.astype(x.dtype), x)
+    return y, mask | ~quantize, running_min, running_max, scale, zero_point

@@ -260,12 +260,14 @@ def logcumsumexp(out, x, dim):
     if x.ndim == 0 or x.size == 0:
         return x
 
-    def joined(a, b):
-        high = jnp.maximum(lax.real(a), lax.real(b))
-        high = jnp.where(jnp.isfinite(high), high, jnp.zeros((), high.dtype))
-        return lax.log(lax.exp(a - high) + lax.exp(b - high)) + high
+    def add(total, value):  # in order, for the phase adds up: it is not folded into one turn
+        least, most = lax.real(total) < lax.real(value), jnp.maximum(lax.real(total), lax.real(value))
+        low, high = jnp.where(least, total, value), jnp.where(least, value, total)
+        total = jnp.where(most == -jnp.inf, low, jnp.log1p(lax.exp(low - high)) + high)
+        return total, total
 
-    return lax.associative_scan(joined, x, axis=axis_of(dim, x.ndim))
+    start = jnp.full_like(lax.index_in_dim(x, 0, axis_of(dim, x.ndim), keepdims=False), -jnp.inf)
+    return jnp.moveaxis(lax.scan(add, start, jnp.moveaxis(x, dim, 0))[1], 0, dim)
 
 
 def _running(out, x, dim, op):

@@ -353,13 +353,20 @@ def replication_pad(out, x, padding):
     return _pad_from_itself(x, padding, reflect=False)
 
 
+def _pad_gradient(out, grad, x, padding, reflect):
+    """Adds each padded element's gradient to the one it came from; half precision adds up in float32."""
+    kind = jnp.float32 if x.dtype in (jnp.bfloat16, jnp.float16) else x.dtype
+    _, back = jax.vjp(lambda x: _pad_from_itself(x, padding, reflect), x.astype(kind))
+    return back(grad.astype(kind))[0].astype(out.dtype)
+
+
 @lowers(
     aten.reflection_pad1d_backward.default,
     aten.reflection_pad2d_backward.default,
     aten.reflection_pad3d_backward.default,
 )
 def reflection_pad_backward(out, grad, x, padding):
-    return jax.vjp(lambda x: _pad_from_itself(x, padding, reflect=True), x)[1](grad)[0]
+    return _pad_gradient(out, grad, x, padding, reflect=True)
 
 
 @lowers(
@@ -368,4 +375,4 @@ def reflection_pad_backward(out, grad, x, padding):
     aten.replication_pad3d_backward.default,
 )
 def replication_pad_backward(out, grad, x, padding):
-    return jax.vjp(lambda x: _pad_from_itself(x, padding, reflect=False), x)[1](grad)[0]
+    return _pad_gradient(out, grad, x, padding, reflect=False)
