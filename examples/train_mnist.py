@@ -129,23 +129,6 @@ def padded(batch_size: int) -> Callable[[list[Images]], Images]:
 # --- training ------------------------------------------------------------------------------------------
 
 
-class Stopwatch:
-    """Seconds spent in calls that may compile, run or wait for the device."""
-
-    def __init__(self) -> None:
-        self.start, self.device_s = time.perf_counter(), 0.0
-
-    def __call__(self, call: Callable[[], object]) -> object:
-        start = time.perf_counter()
-        result = call()
-        self.device_s += time.perf_counter() - start
-        return result
-
-    @property
-    def total_s(self) -> float:
-        return time.perf_counter() - self.start
-
-
 def main() -> None:
     args = parse_arguments()
     console = Console(highlight=False)
@@ -161,69 +144,86 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=args.lr, total_steps=steps)
 
     weights = sum(p.numel() for p in model.parameters())
-    console.print(f"{args.model} of {weights:,} weights on {device}; {args.data}: {len(train_set)} + {len(test_set)} images")
+    images = f"{len(train_set):,} images and {len(test_set):,} for the test"
+    console.print(f"{args.model} of {weights:,} weights on {device}; {args.data}: {images}")
+    start = time.perf_counter()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    watch = Stopwatch()
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("training", total=steps)
         for epoch in range(1, args.epochs + 1):
+            losses = []
             model.train()
-            total_loss = torch.zeros((), device=device)
-            for images, labels in train_loader:
-                images, labels = images.to(device), labels.to(device)
+            for x, y in train_loader:
+                x, y = x.to(device), y.to(device)
                 optimizer.zero_grad()
-                loss = F.nll_loss(model(images), labels)
+                loss = F.nll_loss(model(x), y)
                 loss.backward()
                 optimizer.step()
                 schedule.step()
-                total_loss += loss.detach()  # stays on the device: reading it here would wait for every step
-                watch(mark_step)
+                losses.append(loss.detach())  # read at the end of the epoch: reading waits for the device
+                mark_step()
                 progress.advance(bar)
-
-            model.eval()
-            test_loss, correct = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
-            with torch.no_grad():
-                for images, labels in test_loader:
-                    images, labels = images.to(device), labels.to(device)
-                    output = model(images)
-                    test_loss += F.nll_loss(output, labels, ignore_index=NO_LABEL, reduction="sum")
-                    correct += (output.argmax(dim=1) == labels).sum()
-                    watch(mark_step)
-            mean_loss = watch(total_loss.item) / len(train_loader)
-            mean_test_loss = watch(test_loss.item) / len(test_set)
-            accuracy = 100 * correct.item() / len(test_set)
+            test_loss, accuracy = evaluate(model, test_loader, device, mark_step)
             progress.console.print(
-                f"epoch {epoch:2}  loss {mean_loss:.4f}  test loss {mean_test_loss:.4f}  accuracy {accuracy:.2f} %"
+                f"epoch {epoch:2}  loss {torch.stack(losses).mean():.4f}  "
+                f"test loss {test_loss:.4f}  test accuracy {accuracy:.2%}"
             )
-    console.print(summary(args, steps, watch))
+    console.print(summary(args, steps, time.perf_counter() - start, mark_step))
 
 
-def open_device(args: argparse.Namespace) -> tuple[torch.device, Callable[[], None]]:
-    """The device and what ends a step on it."""
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, loader: DataLoader[Images], device: torch.device, mark_step: Callable[[], None]
+) -> tuple[float, float]:
+    """Mean loss and share of right answers."""
+    losses, hits, count = [], [], 0
+    model.eval()
+    for x, y in loader:
+        count += int((y != NO_LABEL).sum())
+        x, y = x.to(device), y.to(device)
+        output = model(x)
+        losses.append(F.nll_loss(output, y, ignore_index=NO_LABEL, reduction="sum"))
+        hits.append((output.argmax(dim=1) == y).sum())
+        mark_step()
+    return torch.stack(losses).sum().item() / count, torch.stack(hits).sum().item() / count
+
+
+class Timed:
+    """A function that adds up the seconds spent in it."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function, self.seconds = function, 0.0
+
+    def __call__(self) -> None:
+        start = time.perf_counter()
+        self.function()
+        self.seconds += time.perf_counter() - start
+
+
+def open_device(args: argparse.Namespace) -> tuple[torch.device, Timed]:
+    """The device, and what to call at the end of every step on it."""
     if args.device == "cpu":
-        return torch.device("cpu"), lambda: None
+        return torch.device("cpu"), Timed(lambda: None)
     import lazytpu
 
     if args.dump:
         lazytpu.config.dump = args.dump
-    return lazytpu.device(), lazytpu.mark_step
+    return lazytpu.device(), Timed(lazytpu.mark_step)
 
 
-def summary(args: argparse.Namespace, steps: int, watch: Stopwatch) -> str:
+def summary(args: argparse.Namespace, steps: int, total_s: float, mark_step: Timed) -> str:
     """What was done and where the time went."""
-    total_s = watch.total_s
     text = f"{steps} training steps in {total_s:.1f} s"
     if args.device == "cpu":
         return text
     from lazytpu import metrics
 
-    compile_s = sum(seconds for name, (_, seconds) in metrics.timers().items() if name in ("lower", "compile"))
+    seconds = {name: total for name, (_, total) in metrics.timers().items()}
+    compile_s = seconds["lower"] + seconds["compile"]
+    run_s = max(0.0, mark_step.seconds + seconds["wait"] - compile_s)
     text += f", {metrics.counter('compile')} compiles, {metrics.counter('cache_hit')} cache hits\n"
-    text += f"recording {total_s - watch.device_s:.1f} s, compiling {compile_s:.1f} s, "
-    text += f"running {max(0.0, watch.device_s - compile_s):.1f} s"
-    if args.dump:
-        text += f"\nthe graphs are in {args.dump}/"
-    return text
+    text += f"compiling {compile_s:.1f} s, running {run_s:.1f} s, recording {total_s - compile_s - run_s:.1f} s"
+    return text + (f"\nthe graphs are in {args.dump}" if args.dump else "")
 
 
 def parse_arguments() -> argparse.Namespace:

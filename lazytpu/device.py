@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _foreach_supported_types
 
-from lazytpu import fast, host, random, runtime
+from lazytpu import fast, geometry, host, random, runtime
 from lazytpu.config import config
 from lazytpu.errors import ForkError, VersionError
 from lazytpu.kernels import functional, in_place, view, with_out
@@ -224,6 +224,8 @@ def kernel_for(overload: OpOverload) -> Any:
     if name in host.DATA_DEPENDENT:
         return host.data_dependent(overload)
     op = op_of(overload)
+    if torch.Tag.inplace_view in overload.tags:
+        return geometry.in_place_view(overload)
     if overload.is_view:
         general = view(overload)
         return fast.view(op, general) if fast.can_generate(op) and op.returns == 1 and name not in _NOT_STRIDED else general

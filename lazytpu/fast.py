@@ -50,7 +50,9 @@ _INT_MAX = (1 << 63) - 1
 def can_generate(op: Op) -> bool:
     """Whether the op's schema is one that has a fast form."""
     kinds = {a.kind for a in op.arguments}
-    return kinds <= _KINDS and not op.random and op.arguments[:1] != () and op.arguments[0].kind == "tensor"
+    if op.order is not None or op.defaults:
+        return False
+    return kinds <= _KINDS and not op.random and bool(op.arguments) and op.arguments[0].kind == "tensor"
 
 
 def functional(op: Op, general: Kernel) -> Kernel:

@@ -6,6 +6,7 @@ Torch's checks run here too, so a mistake in shapes or dtypes raises torch's mes
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,17 +30,60 @@ def infer(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, tuple[Lay
         Whatever torch raises for arguments of these types.
     """
     kwargs = {k: v for k, v in node.kwargs.items() if k != "rng"}
+    try:
+        return _infer(op, node, kwargs)
+    except Exception as error:
+        raise _eager_error(op, node, kwargs, error) from None
+
+
+def _infer(op: Op, node: Node, kwargs: dict[str, Any]) -> tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]:
     with torch.no_grad(), torch._C.DisableTorchFunction():
+        if op.overload is not op.recorded:
+            _check_in_place(op, node.args, kwargs)
         results = _on_meta(op.recorded, node.args, kwargs, _factory_device(op))
         layouts, structure = _layouts(results)
         if op.overload is op.recorded:
             return layouts, structure, None
         written = _written_types(op, node)
-    if op.check is not None:
-        op.check(*_metas(node.args), **{k: _metas(v) for k, v in kwargs.items()})
     if all(n is None or (n.size, n.dtype) == (w.size, w.dtype) for n, w in zip(layouts, written, strict=False)):
         return (*written, *layouts[len(written) :]), structure, None
     return (*written, *layouts[len(written) :]), structure, layouts  # type: ignore[return-value]
+
+
+def _check_in_place(op: Op, args: Any, kwargs: Any) -> None:
+    """Lets torch check the op that was called: broadcasting and casts of its target, for example."""
+    named = {**dict(zip([a.name for a in op.arguments], args, strict=False)), **kwargs}
+    known = {a.name for a in op.overload._schema.arguments}
+    with suppress(NotImplementedError):
+        op.overload(**{name: _metas(x) for name, x in named.items() if name in known})
+
+
+def _eager_error(op: Op, node: Node, kwargs: dict[str, Any], error: Exception) -> Exception:
+    """What the CPU's kernel raises for these types: meta kernels written in Python word things differently.
+
+    Operands that are only read take no memory, whatever their size.
+    """
+    written = {id(layout) for layout in _written_types(op, node)}
+
+    def sample(x: Any) -> Any:
+        if type(x) is Value:
+            if id(x.layout) in written:
+                return torch.empty_strided(x.layout.size, x.layout.stride, dtype=x.layout.dtype)
+            return torch.zeros((), dtype=x.layout.dtype).expand(x.layout.size)
+        if type(x) is Number:
+            return _PYTHON_NUMBER.get(x.dtype, torch.zeros((), dtype=x.dtype) if isinstance(x.dtype, torch.dtype) else 0)
+        return [sample(e) for e in x] if isinstance(x, (list, tuple)) else x
+
+    named = {**dict(zip([a.name for a in op.arguments], node.args, strict=False)), **kwargs}
+    known = {a.name for a in op.overload._schema.arguments}
+    try:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            op.overload(**{name: sample(x) for name, x in named.items() if name in known})
+    except NotImplementedError:
+        return error
+    except Exception as eager:
+        return eager.with_traceback(None)
+    return error
 
 
 def _written_types(op: Op, node: Node) -> tuple[Layout, ...]:

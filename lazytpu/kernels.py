@@ -93,18 +93,24 @@ def view(overload: OpOverload) -> Kernel:
     def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not is_device_tensor(tensor):
             return call_meta(overload, (tensor, *args), kwargs)
-        storage, layout = resolve(cell_of(tensor))
-        bound = op.bind((tensor, *args), kwargs)[1:]
-        key = (op, *[tuple(b) if type(b) is list else b for b in bound])
-        known = layout.children.get(key)
-        if known is None:
-            known = _new_layouts(op, storage, layout, tuple(b for b in bound if b is not ABSENT))
-            layout.remember(key, known)
+        storage, layout, known = layouts_of(op, tensor, args, kwargs)
         if not lists:
             return _view_tensor(op, tensor, storage, layout, known, args, kwargs)
         return [make_view(tensor, storage, lay) for lay in known]
 
     return kernel
+
+
+def layouts_of(op: Op, tensor: torch.Tensor, args: Any, kwargs: Any) -> tuple[Storage, Layout, Any]:
+    """The storage of a tensor, its layout, and the layout (or tuple of layouts) that a view op gives."""
+    storage, layout = resolve(cell_of(tensor))
+    bound = op.bind((tensor, *args), kwargs)[1:]
+    key = (op, *[tuple(b) if type(b) is list else b for b in bound])
+    known = layout.children.get(key)
+    if known is None:
+        known = _new_layouts(op, storage, layout, tuple(b for b in bound if b is not ABSENT))
+        layout.remember(key, known)
+    return storage, layout, known
 
 
 def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[Any, ...]) -> Any:
@@ -162,8 +168,9 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
     """The kernel of an op that writes to its arguments: records the functional twin, then points the
     storages at its results."""
     op = op_of(overload, twin)
-    written = [i for i, a in enumerate(overload._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-    returned = len(overload._schema.returns)
+    schema = overload._schema
+    written = [op.positions[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    returned = len(schema.returns)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         bound = op.bind(args, kwargs)

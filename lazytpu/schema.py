@@ -71,6 +71,8 @@ class Op:
         name: ``aten.add.Tensor`` of the recorded overload.
         returns: number of results, or None for a list whose length the call decides.
         random: draws random numbers.
+        order: for each argument of ``recorded`` its position in ``overload``'s schema, None where the two
+            schemas list the same; ``defaults`` are values of ``overload``'s that ``recorded`` does not have.
     """
 
     overload: OpOverload
@@ -80,16 +82,24 @@ class Op:
     returns: int | None
     random: bool
     positions: dict[str, int] = field(default_factory=dict)
-    check: Any = None
+    order: tuple[int, ...] | None = None
+    defaults: dict[int, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return self.name
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments in the order of the schema, `ABSENT` where not given."""
-        bound = [*args, *[ABSENT] * (len(self.arguments) - len(args))]
+        if self.order is None:
+            bound = [*args, *[ABSENT] * (len(self.arguments) - len(args))]
+        else:
+            bound = [args[i] if i < len(args) else ABSENT for i in self.order]
         for name, value in kwargs.items():
-            bound[self.positions[name]] = value
+            if name in self.positions:
+                bound[self.positions[name]] = value
+        for position, value in self.defaults.items():
+            if bound[position] is ABSENT:
+                bound[position] = value
         return bound
 
 
@@ -120,7 +130,21 @@ def op_of(overload: OpOverload, recorded: OpOverload | None = None) -> Op:
             torch.Tag.nondeterministic_seeded in recorded.tags,
             {a.name: i for i, a in enumerate(arguments)},
         )
+        if recorded is not overload:
+            _match_schemas(op)
     return op
+
+
+def _match_schemas(op: Op) -> None:
+    """Notes where the schema of an in-place op differs from that of its functional twin."""
+    theirs = {a.name: (i, a) for i, a in enumerate(op.overload._schema.arguments)}
+    ours = op.recorded._schema.arguments
+    if any(a.name not in theirs or theirs[a.name][0] != i for i, a in enumerate(ours)):
+        op.order = tuple(theirs[a.name][0] if a.name in theirs else len(theirs) for a in ours)
+    for i, argument in enumerate(ours):
+        source = theirs.get(argument.name)
+        if source is not None and source[1].has_default_value() and not argument.has_default_value():
+            op.defaults[i] = source[1].default_value
 
 
 def _argument(a: Any, attribute_scalars: set[str]) -> Argument:

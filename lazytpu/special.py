@@ -1,5 +1,4 @@
-"""Kernels that are not made from a schema: creation without contents, copies between devices, reads,
-and the metadata ops (`set_`, `resize_`)."""
+"""Kernels that are not made from a schema: creation without contents, copies between devices and reads."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ import torch
 
 from lazytpu import runtime
 from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
-from lazytpu.ir.tree import Value, trace
+from lazytpu.ir.tree import Value
 from lazytpu.kernels import META, check_writable, fresh, on_other_device
 from lazytpu.record import cell_of, is_device_tensor, load, lock, record
 from lazytpu.schema import aten, op_of
 from lazytpu.step import read
-from lazytpu.storage import cell_at, new_storage, resolve, write_buffer
-from lazytpu.tensor import LazyTensor, forget_cell, make, make_view
+from lazytpu.storage import new_storage, resolve, write_buffer
+from lazytpu.tensor import LazyTensor, make, make_view
 from lazytpu.views import write
 
 _TO_COPY = op_of(aten._to_copy.default)
@@ -125,12 +124,17 @@ def write_copy(dst: torch.Tensor, src: torch.Tensor) -> None:
         layout = cell.layout
         value = load(cell_of(src))
         if value.layout.size != layout.size:
-            torch.empty(layout.size, device="meta").copy_(torch.empty(value.layout.size, device="meta"))  # raises
+            _check_broadcast(value.layout.size, layout.size)
             value = record(_EXPAND, [value, list(layout.size)]).value
         if value.layout.dtype != layout.dtype or value.layout.stride != layout.stride:
             types = (root_layout(layout.size, _dense_stride(layout), layout.dtype),)
             value = record(_TO_COPY, [value, layout.dtype], layouts=types).value
         write(cell, value)
+
+
+def _check_broadcast(size: Sequence[int], target: Sequence[int]) -> None:
+    """Raises torch's error where a tensor of ``size`` cannot be copied into one of ``target``."""
+    torch.empty(target, device="meta").copy_(torch.empty(size, device="meta"))
 
 
 def _dense_stride(layout: Any) -> Sequence[int]:
@@ -140,6 +144,7 @@ def _dense_stride(layout: Any) -> Sequence[int]:
 def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
     """``dst[:] = src`` from the host."""
     if src.shape != dst.shape:
+        _check_broadcast(src.shape, dst.shape)
         src = src.expand(dst.shape)
     host = src.detach().to(dst.dtype)
     with lock:
@@ -231,63 +236,6 @@ def fill_tensor(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 # --- metadata ----------------------------------------------------------------------------------------------
 
 
-@kernel("set_.source_Storage_storage_offset", "set_.source_Storage", "set_.source_Tensor", "set_", "set_.source_Tensor_storage_offset")
-def set_(tensor: torch.Tensor, *source: Any) -> torch.Tensor:
-    overload = {0: aten.set_.default, 1: aten.set_.source_Storage, 4: aten.set_.source_Storage_storage_offset}[len(source)]
-    if source and isinstance(source[0], torch.Tensor):
-        overload = aten.set_.source_Tensor
-    if tensor.device.type == "meta":
-        return overload.redispatch(META, tensor, *source)  # type: ignore[no-any-return]
-    if overload is aten.set_.default:
-        return set_(tensor, make(new_storage(root_layout((0,), (1,), tensor.dtype))))
-    if overload is aten.set_.source_Tensor:
-        other = source[0]
-        source = (other.untyped_storage(), other.storage_offset(), other.shape, other.stride())
-    elif overload is aten.set_.source_Storage:
-        state = source[0]._s
-        source = (source[0], 0, (prod(state.layout.size),), (1,))
-    aten.set_.source_Storage_storage_offset.redispatch(META, tensor, *source)
-    forget_cell(tensor)
-    return tensor
-
-
-@kernel("resize_")
-def resize_(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
-    if tensor.device.type == "meta":
-        return aten.resize_.default.redispatch(META, tensor, size)  # type: ignore[no-any-return]
-    size = tuple(size)
-    if size == tuple(tensor.shape) and memory_format is None:
-        return tensor
-    with lock:
-        stride = tuple(_strides(size, memory_format))
-        storage, layout = resolve(cell_of(tensor))
-        offset, have = layout.offset, prod(storage.layout.size)
-        need = offset + 1 + sum((n - 1) * st for n, st in zip(size, stride, strict=True)) if prod(size) else 0
-        if need > have:
-            _grow(storage, need)
-        raw = tensor.untyped_storage()
-        aten.set_.source_Storage_storage_offset.redispatch(META, tensor, raw, offset, size, stride)
-        forget_cell(tensor)
-        if need > have:
-            target = raw._s.moved[0]  # type: ignore[attr-defined]
-            raw._s = target  # type: ignore[attr-defined]
-    return tensor
-
-
-def _grow(storage: Any, numel: int) -> None:
-    """Moves the contents to a larger storage; tensors that still hold the old one are led to it."""
-    flat = storage.layout.flat()
-    larger = new_storage(root_layout((numel,), (1,), flat.dtype))
-    if storage.buffer is not None or storage.step == trace.step:
-        old = load(cell_at(storage, flat))
-        empty_value = load(larger)
-        node = record(
-            op_of(aten.slice_scatter.default), [empty_value, old, 0, 0, flat.size[0]], layouts=(larger.layout,)
-        )
-        write(larger, node.value)
-    storage.moved = (larger, larger.layout.child_at((*storage.layout.geometry[:2], 0, flat.dtype, 0)))
-
-
 @kernel("is_set_to")
 def is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
     same = resolve(cell_of(a))[0] is resolve(cell_of(b))[0]
@@ -315,6 +263,8 @@ def native_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, train
         if training:
             write(cell_of(mean), _value(node, 3))
             write(cell_of(var), _value(node, 4))
+        else:  # eager saves nothing then
+            return fresh(_value(node, 0)), uninitialized((0,), (1,), x.dtype), uninitialized((0,), (1,), x.dtype)
         return tuple(fresh(_value(node, i)) for i in range(3))
 
 

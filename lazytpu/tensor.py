@@ -80,6 +80,9 @@ class LazyTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         return represent(self)
 
+    def __format__(self, spec: str) -> str:
+        return format(self.detach().item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) in memo:
             return memo[id(self)]  # type: ignore[no-any-return]

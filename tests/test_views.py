@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lockstep import assert_same, assert_same_error, outcome
+from lockstep import differences, outcome
 
 import lazytpu
 
@@ -247,13 +247,14 @@ def run(name: str, write: Write, device: torch.device | str) -> tuple[list[torch
     before, copy = view(x), x.clone()
     written = view(x)
     _, error = outcome(lambda: write(written))
-    return [x, before, written, view(x), copy, written + 0 if written.dtype != torch.bool else written], error
+    return [x, before, written, view(x), copy], error
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_write_through_view(name: str, device: torch.device) -> None:
     got = {key: run(name, write, device) for key, write in WRITES.items()}
+    found = []
     for key, write in WRITES.items():
-        expected, raised = run(name, write, "cpu")
-        assert_same_error(raised, got[key][1], f"{name} {key}")
-        assert_same(expected, got[key][0], f"{name} {key}")
+        expected = run(name, write, "cpu")
+        found += [f"{key}: {text}" for text in differences(expected, got[key])]
+    assert not found, "\n".join(found)

@@ -25,6 +25,7 @@ from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
 from lazytpu.lowering.registry import rule_of
 
 Type = jax.ShapeDtypeStruct
+_IGNORED = {"device", "layout", "pin_memory", "non_blocking"}  # arguments that say nothing about the computation
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
 
@@ -168,8 +169,7 @@ def run_fx(module: torch.fx.GraphModule, arrays: Sequence[Any], rng: Any = None)
             values[node] = values[node.args[0]][node.args[1]]
         else:
             args, kwargs = torch.fx.node.map_arg((list(node.args), dict(node.kwargs)), lambda n: values[n])
-            for ignored in ("device", "layout", "pin_memory", "non_blocking"):
-                kwargs.pop(ignored, None)
+            kwargs = {k: v for k, v in kwargs.items() if k not in _IGNORED}
             if torch.Tag.nondeterministic_seeded in node.target.tags:
                 draws += 1
                 kwargs["rng"] = rng.at[1].add(jnp.uint64(draws << 40))

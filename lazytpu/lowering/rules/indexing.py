@@ -119,6 +119,34 @@ def _put_at_mask(x, axis, mask, values, accumulate):
     return lax.select(mask, x | values if x.dtype == jnp.bool_ else x + values, x)
 
 
+def _mixed(x, pairs, values):
+    """Axes and index arrays of masks beside other indices.
+
+    How many places a mask has is that of the index or the values beside it, where these tell; if not, the
+    rows are as long as the largest mask and filled with places past the end, whose values are dropped.
+    """
+    masks = [i for _, i in pairs if i.dtype == jnp.bool_]
+    axes = [axis + k for axis, i in pairs for k in range(i.ndim if i.dtype == jnp.bool_ else 1)]
+    rank = max(1 if i.dtype == jnp.bool_ else i.ndim for _, i in pairs)
+    window, full = _window(x, axes, rank), x.ndim - len(axes) + rank
+    behind = sum(d > min(set(range(full)) - set(window)) for d in window)  # dims after those that are indexed
+    known = [i.shape[-1] for _, i in pairs if i.dtype != jnp.bool_ and i.ndim]
+    known += [values.shape[-1 - behind]] if values.ndim > behind else []
+    known = [n for n in known if n != 1]
+    length = known[0] if known else max((i.size for i in masks), default=0)
+    counts = [jnp.sum(i) for i in masks]
+    most = length if known else jnp.max(jnp.stack(counts)) if masks else 0
+    wheres = []
+    for axis, i in pairs:
+        if i.dtype != jnp.bool_:
+            wheres.append(wrapped(i, x.shape[axis]))
+            continue
+        single = (jnp.sum(i) == 1) & (most > 1)  # one place goes with all others
+        for places in jnp.nonzero(i, size=length, fill_value=x.size):
+            wheres.append(jnp.where(single, jnp.take(places, 0), places) if length else places)
+    return axes, wheres
+
+
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(out, x, indices, values, accumulate=False):
     pairs = list(_mask_axes(indices))
@@ -129,14 +157,7 @@ def index_put(out, x, indices, values, accumulate=False):
         return x
     if len(pairs) == 1 and pairs[0][1].dtype == jnp.bool_:
         return _put_at_mask(x, *pairs[0], values, accumulate)
-    lengths = [i.shape[-1] for _, i in pairs if i.dtype != jnp.bool_ and i.ndim and i.shape[-1] != 1]
-    axes, wheres = [], []
-    for axis, i in pairs:
-        if i.dtype == jnp.bool_:  # its count of places is that of another index, or a value past the end is dropped
-            wheres += jnp.nonzero(i, size=lengths[0] if lengths else i.size, fill_value=x.shape[axis])
-        else:
-            wheres.append(wrapped(i, x.shape[axis]))
-        axes += range(axis, axis + len(wheres) - len(axes))
+    axes, wheres = _mixed(x, pairs, values)
     return write(x, axes, wheres, values, "sum" if accumulate else "set")
 
 

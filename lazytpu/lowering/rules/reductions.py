@@ -140,8 +140,13 @@ def _where_extreme(out, x, dim, largest):
         axis = axis_of(dim, x.ndim)
     if x.ndim == 0 or x.size == 0:
         return jnp.zeros(out.shape, out.dtype)
+    # two plain reductions: a reduction of (value, index) pairs is a scalar loop on the CPU
     x = x.astype(jnp.int8) if x.dtype == jnp.bool_ else x
-    return _finish(out, (lax.argmax if largest else lax.argmin)(x, axis, out.dtype))
+    best = lax.expand_dims((lax.reduce_max if largest else lax.reduce_min)(x, (axis,)), [axis])
+    place = lax.broadcasted_iota(jnp.int32 if x.shape[axis] < 2**31 else jnp.int64, x.shape, axis)
+    past = lax.full_like(place, x.shape[axis] - 1)
+    hit = (x == best) | (x != x) if jnp.issubdtype(x.dtype, jnp.floating) else x == best
+    return _finish(out, lax.reduce_min(lax.select(hit, place, past), (axis,)))
 
 
 @lowers(aten.amax.default)

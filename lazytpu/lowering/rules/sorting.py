@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
 
-from ..registry import lowers
+from ..registry import lowers, target_platform
 from .indexing import gather
-from .reductions import axes_of
+from .reductions import axes_of, wide
 from .shape import axis_of
 
 aten = torch.ops.aten
@@ -43,16 +44,19 @@ def topk(out, x, k, dim=-1, largest=True, sorted=True):
     if x.ndim == 0 or 0 in out[0].shape:
         return jnp.broadcast_to(x, out[0].shape), jnp.zeros(out[1].shape, out[1].dtype)
     axis, floating = axis_of(dim, x.ndim), jnp.issubdtype(x.dtype, jnp.floating)
-    if x.dtype == jnp.bool_ or (floating and not largest):
+    if x.dtype == jnp.bool_ or (floating and not largest and target_platform() != "cpu"):
         values, places = sorted_pair(x, axis, largest)
         return tuple(lax.slice_in_dim(a, 0, k, axis=axis) for a in (values, places))
-    if floating:  # a NaN with its sign set would come last
-        key = jnp.where(jnp.isnan(x), jnp.asarray(jnp.nan, x.dtype), x)
+    if floating:  # the sign of a NaN says whether it comes first or last; XLA's fast kernel is for f32
+        key = lax.convert_element_type(x, wide(x.dtype))
+        nan = jnp.asarray(np.copysign(np.nan, 1 if largest else -1), key.dtype)
+        key = jnp.where(jnp.isnan(key), nan, key if largest else -key)
     else:
         key = x if largest else ~x
     values, places = lax.top_k(jnp.moveaxis(key, axis, -1), k)
     values, places = jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis).astype(jnp.int64)
-    return (values if largest else ~values), places
+    values = values if largest else -values if floating else ~values
+    return values.astype(x.dtype), places
 
 
 def _pick(out, x, axis, values, places, at):

@@ -1,0 +1,122 @@
+"""Convolutions as matrix products, for CPUs, whose convolution in XLA is several times slower.
+
+A window is a list of taps.  The columns of an input [channel, image, *places] are its taps side by side,
+[channel, tap, image, *places]; a convolution is the product of the weight, as it lies in memory, with the
+columns.  Images are taken a few at a time in a loop, so that the columns stay in the cache.
+"""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+PLACES = 2048  # columns of one product: enough for the matrix kernel to be fast and to use several cores
+COLUMN_BYTES = 3 << 20  # the most memory for columns at a time
+
+
+def _offsets(kernel, padding, dilation):
+    """Where each tap of each dimension begins in the input."""
+    return [[j * d - p for j in range(k)] for k, p, d in zip(kernel, padding, dilation, strict=True)]
+
+
+def _framed(x, sizes, stride, offsets):
+    """``x`` padded so that no tap leaves it, and the offsets counted from its new corner."""
+    pads, moved = [(0, 0, 0)] * (x.ndim - len(sizes)), []
+    for length, size, s, offset in zip(x.shape[-len(sizes) :], sizes, stride, offsets, strict=True):
+        low = max(0, -min(offset))
+        pads.append((low, max(0, (size - 1) * s + max(offset) + 1 - length), 0))
+        moved.append([o + low for o in offset])
+    return (lax.pad(x, jnp.zeros((), x.dtype), pads) if any(map(any, pads)) else x), moved
+
+
+def _columns(x, sizes, stride, offsets):
+    """[channel, image, *spatial] to [channel, tap, image, *sizes]."""
+    taps = []
+    for tap in itertools.product(*offsets):
+        start = (0, 0, *tap)
+        limit = (*x.shape[:2], *(t + (n - 1) * s + 1 for t, n, s in zip(tap, sizes, stride, strict=True)))
+        taps.append(lax.slice(x, start, limit, (1, 1, *stride)))
+    return lax.expand_dims(taps[0], (1,)) if len(taps) == 1 else jnp.stack(taps, 1)
+
+
+def _images_at_a_time(images, places, rows, itemsize):
+    """The divisor of ``images`` that makes products of about ``PLACES`` columns within ``COLUMN_BYTES``."""
+    most = max(1, min(-(-PLACES // places), COLUMN_BYTES // (places * rows * itemsize)))
+    return max(c for c in range(1, min(most, images) + 1) if images % c == 0)
+
+
+def _loop(count, body, init):
+    """``lax.fori_loop``, or just its body where there is one turn."""
+    return body(0, init) if count == 1 else lax.fori_loop(0, count, body, init)
+
+
+def _taken(x, i, count):
+    """``count`` images from the ``i``-th group on, as [channel, image, *spatial]."""
+    part = x if count == len(x) else lax.dynamic_slice_in_dim(x, i * count, count, 0)
+    return jnp.swapaxes(part, 0, 1) if count > 1 else part.reshape(part.shape[1], 1, *part.shape[2:])
+
+
+def _product(x, w, sizes, stride, offsets):
+    """Sum over channels c and taps t of ``w[o, c, t] * x[n, c, i * stride + offset[t]]``, as [n, o, *i]."""
+    images, rows, places = len(x), w.shape[1] * w.shape[2], int(np.prod(sizes))
+    x, offsets = _framed(x, sizes, stride, offsets)
+    matrix = w.reshape(len(w), rows)
+    count = _images_at_a_time(images, places, rows, x.dtype.itemsize)
+
+    def body(i, y):
+        columns = _columns(_taken(x, i, count), sizes, stride, offsets)
+        part = lax.dot(matrix, columns.reshape(rows, count * places)).reshape(len(w), count, places)
+        part = jnp.swapaxes(part, 0, 1)
+        return part if count == images else lax.dynamic_update_slice_in_dim(y, part, i * count, 0)
+
+    y = _loop(images // count, body, jnp.zeros((images, len(w), places), x.dtype))
+    return y.reshape(images, len(w), *sizes)
+
+
+def forward(x, w, sizes, stride, padding, dilation):
+    """The convolution of x [image, channel, *spatial] with w [out, channel, *kernel], of spatial ``sizes``."""
+    offsets = _offsets(w.shape[2:], padding, dilation)
+    return _product(x, w.reshape(*w.shape[:2], -1), sizes, stride, offsets)
+
+
+def input_gradient(grad, w, spatial, stride, padding, dilation):
+    """The transpose of ``forward`` in x, whose spatial sizes are ``spatial``."""
+    kernel, sizes = w.shape[2:], grad.shape[2:]
+    w = w.reshape(*w.shape[:2], -1)
+    if all(s == 1 for s in stride):
+        offsets = [[-o for o in offset] for offset in _offsets(kernel, padding, dilation)]
+        return _product(grad, jnp.swapaxes(w, 0, 1), spatial, stride, offsets)
+    images, rows, places = len(grad), w.shape[1] * w.shape[2], int(np.prod(sizes))
+    count = _images_at_a_time(images, places, rows, grad.dtype.itemsize)
+    zero, offsets = jnp.zeros((), grad.dtype), _offsets(kernel, padding, dilation)
+
+    def body(i, y):
+        part = _taken(grad, i, count).reshape(len(w), count * places)
+        columns = lax.dot_general(w.reshape(len(w), rows), part, (((0,), (0,)), ((), ())))
+        columns = columns.reshape(w.shape[1], w.shape[2], count, *sizes)
+        total = None
+        for t, tap in enumerate(itertools.product(*offsets)):
+            pads = [(o, n - o - (m - 1) * s - 1, s - 1) for o, n, m, s in zip(tap, spatial, sizes, stride, strict=True)]
+            part = lax.pad(lax.index_in_dim(columns, t, 1, False), zero, [(0, 0, 0), (0, 0, 0), *pads])
+            total = part if total is None else total + part
+        total = jnp.swapaxes(total, 0, 1)
+        return total if count == images else lax.dynamic_update_slice_in_dim(y, total, i * count, 0)
+
+    return _loop(images // count, body, jnp.zeros((images, w.shape[1], *spatial), grad.dtype))
+
+
+def weight_gradient(grad, x, kernel, stride, padding, dilation):
+    """The transpose of ``forward`` in w, whose kernel is ``kernel``."""
+    sizes, images = grad.shape[2:], len(x)
+    rows, places = x.shape[1] * int(np.prod(kernel)), int(np.prod(sizes))
+    count = _images_at_a_time(images, places, rows, x.dtype.itemsize)
+    padded, offsets = _framed(x, sizes, stride, _offsets(kernel, padding, dilation))
+
+    def body(i, total):
+        columns = _columns(_taken(padded, i, count), sizes, stride, offsets).reshape(rows, count * places)
+        part = _taken(grad, i, count).reshape(grad.shape[1], count * places)
+        return total + lax.dot_general(part, columns, (((1,), (1,)), ((), ())))
+
+    total = _loop(images // count, body, jnp.zeros((grad.shape[1], rows), x.dtype))
+    return total.reshape(grad.shape[1], x.shape[1], *kernel)
