@@ -10,6 +10,7 @@
 """
 
 from lazytpu import events, metrics
+from lazytpu.compile import compile
 from lazytpu.config import config
 from lazytpu.debug.dump import dump as _dump
 from lazytpu.debug.explain import explain
@@ -24,6 +25,7 @@ sync = mark_step
 
 __version__ = "0.1.0"
 __all__ = [
+    "compile",
     "config",
     "device",
     "device_count",

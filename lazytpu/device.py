@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch.optim.optimizer import _foreach_supported_types
 
-from lazytpu import fast, geometry, host, random, runtime
+from lazytpu import accelerator, autocast, fast, fork, geometry, host, modules, saving, torch_module
 from lazytpu.config import config
-from lazytpu.errors import ForkError, VersionError
+from lazytpu.errors import VersionError
 from lazytpu.kernels import functional, in_place, view, with_out
 from lazytpu.lowering.lower import can_lower
 from lazytpu.schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.special import special
-from lazytpu.step import wait
 from lazytpu.tensor import LazyTensor
 
 KEY = "PrivateUse1"
@@ -55,104 +52,6 @@ def is_available() -> bool:
 _NOT_STRIDED = {"_conj", "_neg_view", "view.dtype", "view_as_real", "view_as_complex"}
 
 
-class _Guard:
-    """``with torch.tpu.device(0)``."""
-
-    def __init__(self, index: Any) -> None:
-        self.index = index
-
-    def __enter__(self) -> _Guard:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def _module() -> ModuleType:
-    """What torch looks up as ``torch.tpu``."""
-    module = ModuleType(f"torch.{config.device_name}", "The lazy device, as torch's device modules look.")
-    members = {
-        "_initialized": True,
-        "_is_in_bad_fork": _in_forked_child,
-        "_lazy_init": lambda: None,
-        "init": lambda: None,
-        "is_available": is_available,
-        "is_initialized": lambda: True,
-        "device_count": device_count,
-        "current_device": lambda: 0,
-        "set_device": lambda index: None,
-        "_exchange_device": lambda index: 0,
-        "_maybe_exchange_device": lambda index: 0,
-        "synchronize": lambda device=None: wait(),
-        "empty_cache": lambda: None,
-        "manual_seed": random.manual_seed,
-        "manual_seed_all": random.manual_seed,
-        "seed": random.seed,
-        "seed_all": random.seed,
-        "initial_seed": random.initial_seed,
-        "get_rng_state": lambda device=None: random.get_rng_state(),
-        "set_rng_state": lambda state, device=None: random.set_rng_state(state),
-        "get_rng_state_all": lambda: [random.get_rng_state()],
-        "set_rng_state_all": lambda states: random.set_rng_state(states[0]),
-        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
-        "is_bf16_supported": lambda including_emulation=True: True,
-        "get_device_name": lambda device=None: f"lazytpu on {runtime.device().device_kind}",
-        "get_device_capability": lambda device=None: (1, 0),
-        "get_device_properties": lambda device=None: SimpleNamespace(
-            name=f"lazytpu on {runtime.device().device_kind}", total_memory=runtime.memory_limit()
-        ),
-        "memory_allocated": lambda device=None: runtime.memory_allocated(),
-        "max_memory_allocated": lambda device=None: runtime.memory_peak(),
-        "memory_reserved": lambda device=None: runtime.memory_allocated(),
-        "reset_peak_memory_stats": lambda device=None: None,
-        "device": _Guard,
-        "device_of": lambda tensor: _Guard(0),
-    }
-    for name, value in members.items():
-        setattr(module, name, value)
-    return module
-
-
-_home_process = os.getpid()
-
-
-def _in_forked_child() -> bool:
-    return os.getpid() != _home_process
-
-
-def _refuse_in_child() -> None:
-    """After ``os.fork``: jax's threads are gone, so every kernel has to raise instead of hanging."""
-    from lazytpu import record
-
-    class _Refuses:
-        def __enter__(self) -> None:
-            raise ForkError(
-                "the device cannot be used in a forked child process",
-                do='use the CPU in DataLoader workers, or multiprocessing.set_start_method("spawn")',
-            )
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-    record.refuse(_Refuses())
-
-
-class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
-    def is_available(self) -> bool:
-        return True
-
-    def has_primary_context(self, index: int) -> bool:
-        return True
-
-    def is_built(self) -> bool:
-        return True
-
-
-class _DeviceGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
-    def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
-
-
 def register() -> None:
     """Makes torch know the device and every kernel; called once, by ``import lazytpu``.
 
@@ -160,22 +59,30 @@ def register() -> None:
         VersionError: another backend has taken torch's slot for devices, PrivateUse1.
     """
     name = config.device_name
-    current = torch._C._get_privateuse1_backend_name()
-    if current not in ("privateuseone", name):
-        raise VersionError(
-            f"torch's slot for devices is taken by another backend, {current!r}",
-            do=f"import lazytpu in a process that does not import {current}",
-        )
+    _claim(name)
     LazyTensor.device_type = name  # type: ignore[attr-defined]
     torch.utils.rename_privateuse1_backend(name)
-    if not hasattr(torch.Tensor, name):
+    if not hasattr(torch.Tensor, name):  # torch has made them for its own names, such as "xla"
         torch.utils.generate_methods_for_privateuse1_backend()
-    torch._register_device_module(name, _module())
-    torch._C._acc.register_python_privateuseone_hook(_Hooks())
-    torch._C._acc.register_python_privateuseone_device_guard(_DeviceGuard())
+    torch._register_device_module(name, torch_module)
+    accelerator.register()
     _register_kernels()
+    autocast.register()
+    saving.register()
+    modules.register()
+    fork.register()
     _foreach_supported_types.append(LazyTensor)
-    os.register_at_fork(after_in_child=_refuse_in_child)
+
+
+def _claim(name: str) -> None:
+    """Raises `VersionError` when torch's slot for devices is not free."""
+    current = torch._C._get_privateuse1_backend_name()
+    if current != "privateuseone" or hasattr(torch, name):
+        taken = name if hasattr(torch, name) else current
+        raise VersionError(
+            f"torch's slot for devices, PrivateUse1, is taken by another backend, {taken!r}",
+            do=f"import lazytpu in a process that does not import the package that provides {taken!r}",
+        )
 
 
 def _register_kernels() -> None:

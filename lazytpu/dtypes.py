@@ -33,6 +33,11 @@ _TO_TORCH: dict[np.dtype, torch.dtype] = {n: t for t, n in _TO_NUMPY.items()}
 _SHORT: dict[torch.dtype, str] = {t: s for t, _, s in _TABLE}
 
 
+def supported() -> set[torch.dtype]:
+    """The dtypes that have a counterpart in XLA."""
+    return set(_TO_NUMPY)
+
+
 def to_numpy(dtype: torch.dtype) -> np.dtype:
     """The numpy (and jax) dtype of a torch dtype.
 

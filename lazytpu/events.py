@@ -40,6 +40,8 @@ compilations: list[Compilation] = []
 cuts: Counter[tuple[str, str]] = Counter()  # (what forced it, line) -> how often
 promotions: Counter[tuple[str, str, str]] = Counter()  # (op, argument, line) -> 1
 
+unreplayed: Counter[tuple[str, str]] = Counter()  # (function, why it is recorded in every call) -> 1
+
 # Called with each compilation, once it is done.
 listeners: list[Callable[[Compilation], None]] = []
 MAX_KEPT = 1000
@@ -84,6 +86,13 @@ def promoted(op: str, argument: str, line: str) -> None:
     promotions[op, argument, line] += 1
 
 
+def not_replayed(function: str, problem: str) -> None:
+    """Notes that a function given to `lazytpu.compile` keeps being recorded."""
+    unreplayed[function, problem] += 1
+    _log_level()
+    log.warning("%s is recorded in every call: %s", function, problem)
+
+
 def _log_level() -> None:
     if not log.handlers:
         handler = logging.StreamHandler()
@@ -98,3 +107,4 @@ def reset() -> None:
     compilations.clear()
     cuts.clear()
     promotions.clear()
+    unreplayed.clear()

@@ -30,7 +30,9 @@ goes to the general kernel, which does the same from the start.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -63,8 +65,8 @@ def functional(op: Op, general: Kernel) -> Kernel:
         "lay = s.layout = node.layout",
         "if not lay.contiguous: return make(s)",
         "t = create(lay.size, lay.dtype)",
-        "t.__class__ = LazyTensor",
         "t.untyped_storage()._s = s",
+        "t.__class__ = LazyTensor",
         "t._s = s",
         "return t",
     ]
@@ -205,6 +207,13 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
         "pending_append": trace.pending.append,
         "trace": trace,
     }
-    exec(compile(source, f"<lazytpu kernel of {op.name}>", "exec"), scope)
+    exec(_code_of(source), scope)
+    scope["kernel"].__qualname__ = f"kernel of {op.name}"  # type: ignore[attr-defined]
     return scope["kernel"]  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _code_of(source: str) -> CodeType:
+    """Ops of one shape of schema have one source, and compiling it is the dearest part of the import."""
+    return compile(source, "<lazytpu kernel>", "exec")
 

@@ -15,6 +15,7 @@ from lazytpu.ir.layout import Layout, is_dense, root_layout
 from lazytpu.ir.tree import trace
 from lazytpu.kernels import META, Kernel, call_meta, layouts_of, meta_view
 from lazytpu.record import cell_of, is_device_tensor, load, lock, record
+from lazytpu.saving import settle
 from lazytpu.schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.special import kernel
 from lazytpu.storage import Storage, cell_at, new_storage, resolve
@@ -129,6 +130,8 @@ def set_storage(
         memory = torch.empty(_nbytes(storage.layout), dtype=torch.uint8, device="meta").untyped_storage()
         meta = torch.empty(0, dtype=tensor.dtype, device="meta")
         meta = meta.set_(memory) if size is None else meta.set_(memory, offset, size, stride)
+        if storage.host is not None:
+            settle(storage, meta)
         return _place_as(tensor, raw, storage, meta)
 
 

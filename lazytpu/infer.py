@@ -45,6 +45,9 @@ def _infer(op: Op, node: Node, kwargs: dict[str, Any]) -> tuple[tuple[Layout | N
         if op.overload is op.recorded:
             return layouts, structure, None
         written = _written_types(op, node)
+    for natural, target in zip(layouts, written, strict=False):  # meta kernels do not check this
+        if natural is not None and not torch.can_cast(natural.dtype, target.dtype):
+            raise RuntimeError(f"result type {natural.dtype} can't be cast to the desired output type {target.dtype}")
     if all(n is None or (n.size, n.dtype) == (w.size, w.dtype) for n, w in zip(layouts, written, strict=False)):
         return (*written, *layouts[len(written) :]), structure, None
     return (*written, *layouts[len(written) :]), structure, layouts  # type: ignore[return-value]

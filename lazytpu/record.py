@@ -162,7 +162,11 @@ def random_numbers(op: Op, bound: Sequence[Any]) -> list[int]:
     """The (seed, counter) of a random op, as int64."""
     position = op.positions.get("generator")
     given = bound[position] if position is not None and position < len(bound) else None
-    key = random.key_from(given if isinstance(given, torch.Generator) else None)
+    return signed(random.key_from(given if isinstance(given, torch.Generator) else None))
+
+
+def signed(key: Iterable[int]) -> list[int]:
+    """Unsigned 64-bit numbers as the int64 of the same bits."""
     return [k - (1 << 64) if k > _INT64_MAX else k for k in key]
 
 

@@ -80,10 +80,22 @@ def cut(reason: str) -> None:
         _cut(live, reason)
 
 
-def _cut(live: list[Storage], reason: str) -> None:
+def plan_pending() -> tuple[_Plan, list[Storage], Any]:
+    """What `cut` would run now: the plan, the live storages and the key (outputs, donated inputs)."""
+    live = live_storages()
+    key = _key(live)
+    return _plan(*key), live, key
+
+
+def _key(live: list[Storage]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
     outputs = tuple(dict.fromkeys([s.value for s in live if s.value.node is not None]))
-    plan = _plan(outputs, _donated(live) if config.donate else ()) if outputs else None
-    with _Uninterrupted():
+    return outputs, _donated(live) if config.donate else ()
+
+
+def _cut(live: list[Storage], reason: str) -> None:
+    outputs, donated = _key(live)
+    plan = _plan(outputs, donated) if outputs else None
+    with uninterrupted():
         buffers = {} if plan is None else _run(plan, outputs)
         _store(live, buffers)
         trace.pending.clear()
@@ -97,10 +109,9 @@ def _cut(live: list[Storage], reason: str) -> None:
 
 
 def _run(plan: _Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
-    global _last_results
     inputs = [trace.inputs[i][1] for i in plan.inputs]
     results = runtime.run(plan.executable, inputs, trace.floats, trace.ints, trace.complexes)
-    _last_results = results
+    remember(results)
     return dict(zip(outputs, results, strict=True))
 
 
@@ -116,7 +127,7 @@ def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
         storage.value, storage.step = None, 0
 
 
-class _Uninterrupted:
+class uninterrupted:  # noqa: N801  used as a function is
     """Puts Ctrl-C off: between the start of an executable and the storing of its results, an interrupt
     would lose the buffers that were donated to it."""
 
@@ -141,6 +152,12 @@ class _Uninterrupted:
 
 
 _last_results: Any = ()
+
+
+def remember(results: Any) -> None:
+    """Notes what was started last, for `wait`."""
+    global _last_results
+    _last_results = results
 
 
 def _adopt_inputs(live: list[Storage]) -> None:

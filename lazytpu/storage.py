@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Value, trace
 
@@ -24,6 +26,8 @@ class Storage:
         dirty: the last step that wrote it, in which it is among ``trace.pending``.
         reads: layouts of views to their values, valid while the storage holds ``reads_root``.
         moved: (storage, layout) when `resize_` put the contents elsewhere.
+        host: CPU memory that holds the contents until a tensor gives them a type (saving.py).
+        address: what ``data_ptr`` says, once it was asked.
     """
 
     # Defaults of the class, and no __slots__, because making one is in the hot path: what is not set there
@@ -37,6 +41,8 @@ class Storage:
     reads: dict[Layout, Value] | None = None
     reads_root: Any = None
     moved: tuple[Storage, Layout] | None = None
+    host: torch.UntypedStorage | None = None
+    address: int = 0
 
 
 class Alias:

@@ -7,18 +7,23 @@ everything that aliases reaches it.  ``tensor._s`` is the tensor's own cell, a c
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from lazytpu.copying import deepcopy_tensor, reduce_tensor
 from lazytpu.ir.layout import Layout, root_layout
+from lazytpu.printing import represent
 from lazytpu.storage import Alias, Cell, Storage, cell_at, new_storage
 
 _create = torch._C._acc.create_empty_tensor
 _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _as_strided = torch.ops.aten.as_strided.default._handle.redispatch_boxed
 _Tensor = torch.Tensor
+
+
+rebinds = 0
+"""How often a tensor was pointed at another storage (``x.data = y``); compiled steps depend on it."""
 
 
 class _FindCell:
@@ -41,6 +46,7 @@ class LazyTensor(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     _s = _FindCell()
+    storage_class: ClassVar[type] = torch.UntypedStorage  # saving.py puts one with contents here
 
     def detach(self) -> torch.Tensor:
         out = _Tensor.detach(self)
@@ -83,27 +89,21 @@ class LazyTensor(torch.Tensor):
     def __format__(self, spec: str) -> str:
         return format(self.detach().item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        storage = _Tensor.untyped_storage(self)
+        storage.__class__ = self.storage_class
+        return storage
+
+    def data_ptr(self) -> int:
+        if not self.numel():
+            return 0
+        return self.untyped_storage().data_ptr() + self.storage_offset() * self.element_size()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        if id(self) in memo:
-            return memo[id(self)]  # type: ignore[no-any-return]
-        if not self.is_leaf:
-            return _Tensor.__deepcopy__(self, memo)  # type: ignore[no-any-return] # raises torch's own message
-        with torch.no_grad():
-            out = _copy_aliasing(self, memo)
-        if isinstance(self, torch.nn.Parameter):
-            out = torch.nn.Parameter(out, requires_grad=self.requires_grad)
-        else:
-            out.requires_grad_(self.requires_grad)
-        memo[id(self)] = out
-        if self.grad is not None:
-            out.grad = copy.deepcopy(self.grad, memo)
-        for name, value in self.__dict__.items():
-            if name != "_s" and name not in out.__dict__:
-                out.__dict__[name] = copy.deepcopy(value, memo)
-        return out
+        return deepcopy_tensor(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return reduce_tensor(self, protocol)
+        return reduce_tensor(self)
 
 
 def lazy(tensor: Any) -> Any:
@@ -118,7 +118,7 @@ LazyTensor.device_type = "tpu"  # type: ignore[attr-defined] # device.py sets th
 
 def adopt(tensor: torch.Tensor) -> Cell:
     """The cell of a device tensor that has none yet."""
-    storage = tensor.untyped_storage()
+    storage = _Tensor.untyped_storage(tensor)
     size, stride = tuple(tensor.shape), tensor.stride()
     state: Storage | None = getattr(storage, "_s", None)
     if state is None:  # C++ made a storage without asking us (`set_()`, `resize_` from nothing)
@@ -130,11 +130,16 @@ def adopt(tensor: torch.Tensor) -> Cell:
     tensor._s = cell  # type: ignore[attr-defined]
     if type(tensor) is _Tensor:
         tensor.__class__ = LazyTensor
+    elif type(tensor) is torch.nn.Parameter:  # made of a plain tensor, or by a module such as LazyLinear
+        tensor.__class__ = LazyTensor
+        tensor._is_param = True  # type: ignore[attr-defined] # torch's mark for parameters of other classes
     return cell
 
 
 def forget_cell(tensor: torch.Tensor) -> None:
     """Makes the tensor find its cell again: C++ pointed it at another storage."""
+    global rebinds
+    rebinds += 1
     tensor.__dict__.pop("_s", None)
 
 
@@ -156,49 +161,3 @@ def make_view(tensor: torch.Tensor, storage: Storage, layout: Layout) -> LazyTen
     out.__class__ = LazyTensor
     out._s = storage if layout is storage.layout else Alias(storage, layout)
     return out  # type: ignore[no-any-return]
-
-
-def _copy_aliasing(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """A copy of ``tensor`` whose storage is copied once for all tensors in ``memo`` that share it."""
-    storage = tensor.untyped_storage()
-    base = memo.get(id(storage))
-    if base is None:
-        whole = tensor._s.storage if isinstance(tensor._s, Alias) else tensor._s  # type: ignore[attr-defined]
-        flat = torch.as_strided(tensor.detach(), *whole.layout.geometry[:3])
-        base = memo[id(storage)] = flat.clone()
-        memo.setdefault(id(memo), []).append(storage)  # keeps the id taken
-    return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())  # type: ignore[no-any-return]
-
-
-def represent(tensor: torch.Tensor) -> str:
-    """What ``print`` shows: torch's own formatting of the values, with the device."""
-    from torch import _tensor_str as fmt
-
-    with torch.no_grad(), torch._C.DisableTorchFunction():
-        plain = tensor.detach()
-        prefix = "Parameter containing:\n" if isinstance(tensor, torch.nn.Parameter) else ""
-        suffixes = [f"device='{tensor.device}'"]
-        default = {torch.get_default_dtype(), torch.int64, torch.bool, torch.complex64}
-        if torch.get_default_dtype() == torch.float64:
-            default = (default - {torch.complex64}) | {torch.complex128}
-        if tensor.numel() == 0:
-            body = "[]"
-            if tensor.dim() != 1:
-                suffixes.append(f"size={tuple(tensor.shape)}")
-            if tensor.dtype != torch.get_default_dtype():
-                suffixes.append(f"dtype={tensor.dtype}")
-        else:
-            if tensor.dtype not in default:
-                suffixes.append(f"dtype={tensor.dtype}")
-            body = fmt._tensor_str(plain.cpu(), len("tensor("))
-        grad_fn = tensor.grad_fn
-    if grad_fn is not None:
-        suffixes.append(f"grad_fn=<{type(grad_fn).__name__}>")
-    elif tensor.requires_grad:
-        suffixes.append("requires_grad=True")
-    return prefix + fmt._add_suffixes("tensor(" + body, suffixes, len("tensor("), force_newline=False)
-
-
-def reduce_tensor(tensor: LazyTensor, protocol: Any) -> Any:
-    """How a tensor is pickled; saving.py replaces it with a form that keeps aliases."""
-    raise NotImplementedError

@@ -17,7 +17,7 @@ def explain() -> str:
           1  57 ops, 0.61 s: the first graph
              at train.py:20  CNN.c1
     """
-    lines = _compilations() + _promotions() + _cuts() + _fallbacks()
+    lines = _compilations() + _promotions() + _unreplayed() + _cuts() + _fallbacks()
     return "\n".join(lines) or "nothing was compiled"
 
 
@@ -40,6 +40,11 @@ def _compilations() -> list[str]:
 def _promotions() -> list[str]:
     rows = [f"  {op} {argument} at {line}" for (op, argument, line) in events.promotions]
     return ["numbers that became inputs because they changed", *rows] if rows else []
+
+
+def _unreplayed() -> list[str]:
+    rows = [f"  {function}: {problem}" for function, problem in events.unreplayed]
+    return ["compiled functions that are recorded in every call", *rows] if rows else []
 
 
 def _cuts() -> list[str]:

@@ -50,13 +50,17 @@ def _inside(x, low, high):
     return (x >= low) & (x <= high)
 
 
+def _shrink_grad(grad, x, width):
+    return _where((x < -width) | (x > width), grad, 0)
+
+
 def _softshrink(x, width):
     """Towards zero by ``width``; ``x * 0`` keeps the NaN of x."""
     return _where(x > width, x - width, _where(x < -width, x + width, x * 0))
 
 
 def _hardswish_grad(grad, x):
-    return _where(x <= -3, 0, _where(x < 3, grad * (x / 3 + 0.5), grad))
+    return _where(x <= -3, 0, _where(x >= 3, grad, grad * (x / 3 + 0.5)))
 
 
 lowers_each(
@@ -68,7 +72,7 @@ lowers_each(
         aten.mish.default: pointwise(lambda x: x * lax.tanh(_softplus(x))),
         aten.hardsigmoid.default: pointwise(lambda x: lax.clamp(cast(0, x.dtype), x + 3, cast(6, x.dtype)) / 6),
         aten.hardswish.default: pointwise(lambda x: x * lax.clamp(cast(0, x.dtype), x + 3, cast(6, x.dtype)) / 6),
-        aten.sigmoid_backward.default: pointwise(lambda grad, y: grad * _conj(y * (1 - y))),
+        aten.sigmoid_backward.default: pointwise(lambda grad, y: grad * _conj(1 - y) * _conj(y)),
         aten.tanh_backward.default: pointwise(lambda grad, y: grad * _conj(1 - y * y)),
         aten.silu_backward.default: pointwise(_silu_grad),
         aten.mish_backward.default: pointwise(_mish_grad),
@@ -76,9 +80,9 @@ lowers_each(
         aten.hardswish_backward.default: pointwise(_hardswish_grad),
         aten.threshold.default: pointwise(lambda x, limit, value: _where(x <= limit, value, x)),
         aten.threshold_backward.default: pointwise(lambda g, x, limit: _where(x <= limit, 0, g)),
-        aten.hardtanh_backward.default: pointwise(lambda g, x, low, high: _where((x <= low) | (x >= high), 0, g)),
-        aten.hardshrink_backward.default: pointwise(lambda g, x, width: _where(_inside(x, -width, width), 0, g)),
-        aten.softshrink_backward.default: pointwise(lambda g, x, width: _where(_inside(x, -width, width), 0, g)),
+        aten.hardtanh_backward.default: pointwise(lambda g, x, low, high: _where((x > low) & (x < high), g, 0)),
+        aten.hardshrink_backward.default: pointwise(_shrink_grad),
+        aten.softshrink_backward.default: pointwise(_shrink_grad),
         aten._prelu_kernel.default: pointwise(lambda x, slope: _where(x > 0, x, slope * x)),
     }
 )

@@ -67,7 +67,7 @@ def _j(order):
         small, large = jnp.minimum(size, _NEAR), jnp.clip(size, _NEAR, 1e300)
         near = (small / 2) ** order * _series(order, small * small / 4, -1)[0]
         value = jnp.where(size < _NEAR, near, lax.real(_hankel(order, large)))
-        value = jnp.where(size == jnp.inf, 0.0, jnp.where(x != x, x, value))
+        value = jnp.where(size < jnp.inf, value, jnp.nan)  # eager has no limit at infinity either
         return jnp.where(x < 0, -value, value) if order else value
 
     return bessel_j
@@ -81,8 +81,8 @@ def _y(order):
         if order:
             near = near - 2 / (math.pi * small)
         value = jnp.where(x < _NEAR, near, lax.imag(_hankel(order, large)))
-        value = jnp.where(x == jnp.inf, 0.0, jnp.where(x == 0, -jnp.inf, value))
-        return jnp.where((x < 0) | (x != x), jnp.nan, value)
+        value = jnp.where(x == 0, -jnp.inf, value)
+        return jnp.where((x >= 0) & (x < jnp.inf), value, jnp.nan)
 
     return bessel_y
 
@@ -97,7 +97,7 @@ def _k(order, scaled):
         far = lax.sqrt(math.pi / (2 * large)) * _laplace(order, large)
         value = jnp.where(x <= 2, near * jnp.exp(small) if scaled else near, far if scaled else far * jnp.exp(-large))
         value = jnp.where(x == jnp.inf, 0.0, jnp.where(x == 0, jnp.inf, value))
-        return jnp.where((x < 0) | (x != x), jnp.nan, value)
+        return jnp.where(x >= 0, value, jnp.nan)
 
     return modified_bessel_k
 

@@ -6,13 +6,15 @@ columns.  Images are taken a few at a time in a loop, so that the columns stay i
 """
 
 import itertools
+import os
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-PLACES = 2048  # columns of one product: enough for the matrix kernel to be fast and to use several cores
-COLUMN_BYTES = 3 << 20  # the most memory for columns at a time
+_CORES = os.cpu_count() or 1
+PLACES = 256 * _CORES  # columns of one product: enough for the matrix kernel to be fast on every core
+COLUMN_BYTES = _CORES << 20  # memory for columns at a time: what second level caches hold
 
 
 def _offsets(kernel, padding, dilation):
@@ -80,30 +82,36 @@ def forward(x, w, sizes, stride, padding, dilation):
     return _product(x, w.reshape(*w.shape[:2], -1), sizes, stride, offsets)
 
 
+def _folded(columns, spatial, sizes, stride, offsets):
+    """The transpose of ``_columns``: each tap is laid out over the input it came from, and all are added."""
+    zero, total = jnp.zeros((), columns.dtype), None
+    for t, tap in enumerate(itertools.product(*offsets)):
+        pads = [(o, n - o - (m - 1) * s - 1, s - 1) for o, n, m, s in zip(tap, spatial, sizes, stride, strict=True)]
+        part = lax.pad(lax.index_in_dim(columns, t, 1, False), zero, [(0, 0, 0), (0, 0, 0), *pads])
+        total = part if total is None else total + part
+    return total
+
+
 def input_gradient(grad, w, spatial, stride, padding, dilation):
     """The transpose of ``forward`` in x, whose spatial sizes are ``spatial``."""
-    kernel, sizes = w.shape[2:], grad.shape[2:]
-    w = w.reshape(*w.shape[:2], -1)
-    if all(s == 1 for s in stride):
-        offsets = [[-o for o in offset] for offset in _offsets(kernel, padding, dilation)]
-        return _product(grad, jnp.swapaxes(w, 0, 1), spatial, stride, offsets)
-    images, rows, places = len(grad), w.shape[1] * w.shape[2], int(np.prod(sizes))
+    images, sizes, places, channels = len(grad), grad.shape[2:], int(np.prod(grad.shape[2:])), w.shape[1]
+    taps = int(np.prod(w.shape[2:]))
+    matrix, rows = w.reshape(len(w), channels * taps), channels * taps
+    how = spatial, sizes, stride, _offsets(w.shape[2:], padding, dilation)
+    if images * places < rows:
+        # Few places and many weights: a product that does not turn the weights around.
+        columns = lax.dot_general(grad.reshape(images, len(w), places), matrix, (((1,), (0,)), ((), ())))
+        columns = columns.reshape(images, places, channels, taps).transpose(2, 3, 0, 1)
+        return jnp.swapaxes(_folded(columns.reshape(channels, taps, images, *sizes), *how), 0, 1)
     count = _images_at_a_time(images, places, rows, grad.dtype.itemsize)
-    zero, offsets = jnp.zeros((), grad.dtype), _offsets(kernel, padding, dilation)
 
     def body(i, y):
         part = _taken(grad, i, count).reshape(len(w), count * places)
-        columns = lax.dot_general(w.reshape(len(w), rows), part, (((0,), (0,)), ((), ())))
-        columns = columns.reshape(w.shape[1], w.shape[2], count, *sizes)
-        total = None
-        for t, tap in enumerate(itertools.product(*offsets)):
-            pads = [(o, n - o - (m - 1) * s - 1, s - 1) for o, n, m, s in zip(tap, spatial, sizes, stride, strict=True)]
-            part = lax.pad(lax.index_in_dim(columns, t, 1, False), zero, [(0, 0, 0), (0, 0, 0), *pads])
-            total = part if total is None else total + part
-        total = jnp.swapaxes(total, 0, 1)
-        return total if count == images else lax.dynamic_update_slice_in_dim(y, total, i * count, 0)
+        columns = lax.dot_general(matrix, part, (((0,), (0,)), ((), ())))
+        part = jnp.swapaxes(_folded(columns.reshape(channels, taps, count, *sizes), *how), 0, 1)
+        return part if count == images else lax.dynamic_update_slice_in_dim(y, part, i * count, 0)
 
-    return _loop(images // count, body, jnp.zeros((images, w.shape[1], *spatial), grad.dtype))
+    return _loop(images // count, body, jnp.zeros((images, channels, *spatial), grad.dtype))
 
 
 def weight_gradient(grad, x, kernel, stride, padding, dilation):

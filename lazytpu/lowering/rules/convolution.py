@@ -10,26 +10,42 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, target_platform
+from lazytpu.lowering.rules import conv_matmul
 from lazytpu.lowering.rules.operands import compute_dtype
 
 aten = torch.ops.aten
 
 
-def _conv(x, w, shape, stride, padding, dilation, groups):
+def _xla_conv(x, w, shape, stride, padding, dilation, groups):
     """The convolution whose result has ``shape``: the padding at the end of a dimension follows from that."""
     spans = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(shape[2:], stride, w.shape[2:], dilation, strict=True)]
     pads = [(p, span - size - p) for p, span, size in zip(padding, spans, x.shape[2:], strict=True)]
     return lax.conv_general_dilated(x, w, stride, pads, rhs_dilation=dilation, feature_group_count=groups)
 
 
+def _as_products(groups):
+    """Whether to lower to matrix products (``conv_matmul``) and not to XLA's convolution."""
+    return groups == 1 and target_platform() == "cpu"
+
+
+def _conv(x, w, shape, *how):
+    if _as_products(how[-1]):
+        return conv_matmul.forward(x, w, shape[2:], *how[:-1])
+    return _xla_conv(x, w, shape, *how)
+
+
 def _input_transpose(grad, w, shape, *how):
+    if _as_products(how[-1]):
+        return conv_matmul.input_gradient(grad, w, shape[2:], *how[:-1])
     x = jax.ShapeDtypeStruct(shape, grad.dtype)
-    return jax.linear_transpose(lambda x: _conv(x, w, grad.shape, *how), x)(grad)[0]
+    return jax.linear_transpose(lambda x: _xla_conv(x, w, grad.shape, *how), x)(grad)[0]
 
 
 def _weight_transpose(grad, x, shape, *how):
+    if _as_products(how[-1]):
+        return conv_matmul.weight_gradient(grad, x, shape[2:], *how[:-1])
     w = jax.ShapeDtypeStruct(shape, grad.dtype)
-    return jax.linear_transpose(lambda w: _conv(x, w, grad.shape, *how), w)(grad)[0]
+    return jax.linear_transpose(lambda w: _xla_conv(x, w, grad.shape, *how), w)(grad)[0]
 
 
 def _computed(*arrays):

@@ -147,8 +147,8 @@ def _mixed(x, pairs, values):
     return axes, wheres
 
 
-@lowers(aten.index_put.default, aten._unsafe_index_put.default)
-def index_put(out, x, indices, values, accumulate=False):
+@lowers(aten.index_put.default, aten._unsafe_index_put.default, aten._index_put_impl.default)
+def index_put(out, x, indices, values, accumulate=False, unsafe=False):
     pairs = list(_mask_axes(indices))
     values = lax.convert_element_type(values, x.dtype)
     if not pairs:

@@ -32,9 +32,7 @@ def linalg_solve_triangular(out, a, b, *, upper, left=True, unitriangular=False)
 @lowers(aten.triangular_solve.default)
 def triangular_solve(out, b, a, upper=True, transpose=False, unitriangular=False):
     a, b = _broadcast(a, b)
-    # LAPACK is asked for the conjugate transpose.
-    solution = _triangular(a, b, lower=not upper, transpose=transpose, conjugate=transpose, unit=unitriangular)
-    return solution, a
+    return _triangular(a, b, lower=not upper, transpose=transpose, unit=unitriangular), a
 
 
 @lowers(aten.cholesky_solve.default, aten._cholesky_solve_helper.default)

@@ -12,12 +12,22 @@ from lazytpu.lowering.registry import lowers
 aten = torch.ops.aten
 
 
+def _rounded(x):
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
 def _snap(x, scale, zero_point, low, high):
     """``x`` on the grid, as float32 or float64, and where it lay inside the range."""
     wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     scale = jnp.asarray(scale).astype(jnp.float32)
-    zero_point = jnp.asarray(zero_point).astype(wide)
-    steps = lax.round(x.astype(wide) * (1 / scale).astype(wide), lax.RoundingMethod.TO_NEAREST_EVEN) + zero_point
+    zero_point = jnp.asarray(zero_point)
+    steps = x.astype(wide) * (1 / scale).astype(wide)
+    if jnp.issubdtype(zero_point.dtype, jnp.inexact):  # it need not be whole, then the sum is rounded
+        zero_point = zero_point.astype(wide)
+        steps = _rounded(steps + zero_point)
+    else:
+        zero_point = zero_point.astype(wide)
+        steps = _rounded(steps) + zero_point
     inside = (steps >= low) & (steps <= high)
     # fmax and fmin: NaN becomes the lowest value.
     steps = jnp.where(jnp.isnan(steps), low, jnp.clip(steps, low, high))
@@ -51,7 +61,7 @@ def fake_quantize_per_channel(out, x, scale, zero_point, axis, quant_min, quant_
 
 def _whole(zero_point, low, high):
     """A learnable zero point, which is a float, as the integer it stands for."""
-    return jnp.clip(lax.round(zero_point, lax.RoundingMethod.TO_NEAREST_EVEN), low, high)
+    return jnp.clip(_rounded(zero_point), low, high)
 
 
 @lowers(aten._fake_quantize_learnable_per_tensor_affine.default)
@@ -68,7 +78,9 @@ def learnable_per_channel(out, x, scale, zero_point, axis, quant_min, quant_max,
 
 def _learnable_gradients(grad, x, scale, zero_point, low, high, factor):
     """Gradients of each element: of the input, the scale and the zero point."""
-    steps = lax.round(x * (1 / scale) + zero_point, lax.RoundingMethod.TO_NEAREST_EVEN)
+    if x.dtype != jnp.float64:
+        grad, x, scale, zero_point = (a.astype(jnp.float32) for a in (grad, x, scale, zero_point))
+    steps = _rounded(x * (1 / scale) + zero_point)
     inside = (steps >= low) & (steps <= high)
     cut = jnp.clip(steps, low, high)
     snapped = (cut - zero_point) * scale
@@ -81,7 +93,7 @@ def _learnable_gradients(grad, x, scale, zero_point, low, high, factor):
 def learnable_per_tensor_backward(out, grad, x, scale, zero_point, quant_min, quant_max, grad_factor=1.0):
     whole = _whole(zero_point.reshape(()), quant_min, quant_max)
     dx, ds, dz = _learnable_gradients(grad, x, scale.reshape(()), whole, quant_min, quant_max, grad_factor)
-    return dx.astype(x.dtype), *(
+    return dx.astype(out[0].dtype), *(
         jnp.sum(d).reshape(t.shape).astype(t.dtype) for d, t in zip((ds, dz), out[1:], strict=True)
     )
 
@@ -92,7 +104,9 @@ def learnable_per_channel_backward(out, grad, x, scale, zero_point, axis, quant_
     scale = _along(scale, axis, x.ndim)
     dx, ds, dz = _learnable_gradients(grad, x, scale, whole, quant_min, quant_max, grad_factor)
     others = tuple(d for d in range(x.ndim) if d != axis % x.ndim)
-    return dx.astype(x.dtype), *(jnp.sum(d, others).astype(t.dtype) for d, t in zip((ds, dz), out[1:], strict=True))
+    return dx.astype(out[0].dtype), *(
+        jnp.sum(d, others).astype(t.dtype) for d, t in zip((ds, dz), out[1:], strict=True)
+    )
 
 
 # Smaller scales lose too much precision in float32 kernels; torch cuts them off here.
@@ -123,7 +137,7 @@ def _choose_parameters(least, most, low, high, symmetric):
     from_least = abs(low) - jnp.abs(below) < abs(high) - jnp.abs(above)
     zero_point = jnp.where(from_least, low - below, high - above)
     zero_point = jnp.where((least < 0) & (most > 0) & symmetric, (low + high) / 2, zero_point)
-    zero_point = lax.round(jnp.clip(zero_point, low, high), lax.RoundingMethod.TO_NEAREST_EVEN)
+    zero_point = _rounded(jnp.clip(zero_point, low, high))
     return scale, zero_point.astype(jnp.int32)
 
 
@@ -156,9 +170,8 @@ def fused_moving_average_observer(
     running_min = moved(running_min, jnp.min(x, axes))
     running_max = moved(running_max, jnp.max(x, axes))
     chosen = _choose_parameters(running_min, running_max, quant_min, quant_max, symmetric_quant)
-    update = observe & quantize
-    scale = jnp.where(update, chosen[0].reshape(scale.shape).astype(scale.dtype), scale)
-    zero_point = jnp.where(update, chosen[1].reshape(zero_point.shape).astype(zero_point.dtype), zero_point)
+    scale = jnp.where(quantize, chosen[0].reshape(scale.shape).astype(scale.dtype), scale)
+    zero_point = jnp.where(quantize, chosen[1].reshape(zero_point.shape).astype(zero_point.dtype), zero_point)
     if per_row_fake_quant:
         y, mask = _snap(x, _along(scale, ch_axis, x.ndim), _along(zero_point, ch_axis, x.ndim), quant_min, quant_max)
     else:

@@ -300,3 +300,10 @@ def cummin(out, x, dim):
 @lowers(aten.trace.default)
 def trace(out, x):
     return lax.reduce_sum(jnp.diagonal(x).astype(out.dtype), (0,))
+
+
+@lowers(aten.hash_tensor.default)
+def hash_tensor(out, x, dim=(), *, keepdim=False, mode=0):
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    bits = lax.bitcast_convert_type(x.astype(jnp.float64), out.dtype) if floating else x.astype(out.dtype)
+    return _finish(out, lax.reduce_xor(bits, axes_of(dim, x.ndim)))

@@ -109,6 +109,7 @@ def narrow_copy(out, x, dim, start, length):
 
 @lowers(
     aten.split.Tensor,
+    aten.split_copy.Tensor,
     aten.split_with_sizes.default,
     aten.split_with_sizes_copy.default,
     aten.unsafe_split.Tensor,

@@ -196,3 +196,9 @@ def isin(out, elements, test_elements, *, assume_unique=False, invert=False):
         at = jnp.minimum(lower_bound(tests, elements), tests.size - 1)
         found = jnp.take(tests, at, mode="clip") == elements
     return ~found if invert else found
+
+
+@lowers(aten.repeat_interleave.Tensor)
+def repeat_interleave(out, repeats, *, output_size=None):
+    place = jnp.arange(out.shape[0])
+    return lower_bound(jnp.cumsum(repeats.astype(jnp.int64)), place, right=True).astype(out.dtype)

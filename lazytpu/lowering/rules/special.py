@@ -53,8 +53,51 @@ def _xlog1py(x, y):
     return jnp.where(y != y, y, jnp.where(x == 0, jnp.zeros((), x.dtype), x * lax.log1p(y)))
 
 
-def _zeta(x, q):
-    return jnp.where(x == 1, jnp.inf, jnp.where(x < 1, jnp.nan, lax.zeta(x, q)))
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)  # B2, B4, ... B16
+
+
+def _hurwitz(s, q):
+    """zeta(s, q) = sum of (q + k)^-s by Euler and Maclaurin from the first q + k above 30, also for q < 0."""
+    q = jnp.where(q > -1e6, q, q - jnp.floor(q) + 1e6)  # the terms that far below zero no longer count
+
+    def more(state):
+        return jnp.any(state[0] <= 30)
+
+    def add(state):
+        a, total = state
+        return jnp.where(a <= 30, a + 1, a), jnp.where(a <= 30, total + lax.pow(a, -s), total)
+
+    a, total = lax.while_loop(more, add, (q, jnp.zeros_like(q)))
+    power = lax.pow(a, -s)
+    total = total + a * power / (s - 1) + power / 2
+    factor = s * power / a
+    for j, bernoulli in enumerate(_BERNOULLI, start=1):
+        total = total + bernoulli / math.factorial(2 * j) * factor
+        factor = factor * (s + 2 * j - 1) * (s + 2 * j) / (a * a)
+    return total
+
+
+def _zeta(s, q):
+    pole = (q <= 0) & (q == jnp.floor(q))
+    undefined = (s < 1) | ((q < 0) & (s != jnp.floor(s)))
+    value = jnp.where(undefined, jnp.nan, _hurwitz(s, jnp.where(jnp.isfinite(q), q, 1.0)))
+    value = jnp.where(q == jnp.inf, jnp.nan, value)  # as in eager, where it is no limit either
+    value = jnp.where(pole & (s >= 1) | (s == 1), jnp.inf, value)
+    return jnp.where(q == q, value, q)
+
+
+def _incomplete_gamma(fn, full):
+    """``fn`` (igamma, igammac) with eager's values at 0 and infinity; ``full`` is its value for x = inf."""
+
+    def rule(a, x):
+        value = jnp.where(
+            jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, 1.0 - full), jnp.where(jnp.isinf(x), full, fn(a, x))
+        )
+        value = jnp.where(x == 0, 1.0 - full, value)
+        value = jnp.where(a == 0, jnp.where(x > 0, full, jnp.nan), value)
+        return jnp.where((a < 0) | (x < 0) | (x != x), jnp.nan, value)
+
+    return in_float64(rule)
 
 
 def _digamma(x):
@@ -65,8 +108,9 @@ def _trigamma(x):
     """The reflection formula carries psi' to the numbers below 1/2."""
     below = x < 0.5
     sine = jnp.sin(math.pi * x)
-    value = lax.zeta(jnp.full_like(x, 2), jnp.where(below, 1 - x, x))
-    return jnp.where(below, (math.pi / sine) ** 2 - value, value)
+    value = _zeta(jnp.full_like(x, 2), jnp.where(below, 1 - x, x))
+    value = jnp.where(below, (math.pi / sine) ** 2 - value, value)
+    return jnp.where(x == jnp.inf, 0.0, value)
 
 
 lowers_each(
@@ -76,8 +120,8 @@ lowers_each(
         aten.erfinv.default: pointwise(lax.erf_inv),
         aten.lgamma.default: pointwise(lax.lgamma),
         aten.digamma.default: pointwise(_digamma),
-        aten.igamma.default: pointwise(lax.igamma),
-        aten.igammac.default: pointwise(lax.igammac),
+        aten.igamma.default: _incomplete_gamma(lax.igamma, 1.0),
+        aten.igammac.default: _incomplete_gamma(lax.igammac, 0.0),
         aten.i0.default: pointwise(_i0),
         aten.special_modified_bessel_i0.default: pointwise(_i0),
         aten.special_modified_bessel_i1.default: pointwise(_i1),
@@ -106,7 +150,7 @@ def polygamma(out, n, x):
     elif n == 1:
         value = _trigamma(x)
     else:
-        value = (-1) ** (n + 1) * math.gamma(n + 1) * lax.zeta(jnp.full_like(x, n + 1), x)
+        value = (-1) ** (n + 1) * math.gamma(n + 1) * _zeta(jnp.full_like(x, n + 1), x)
     return cast(value, out.dtype)
 
 

@@ -1,0 +1,91 @@
+"""``copy.deepcopy`` and pickling of device tensors.
+
+Both go through the Python object of the tensor's C++ storage (saving.LazyStorage), so what aliases stays
+aliased and a file looks like one that was saved on any other accelerator.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch.utils.hooks import warn_if_has_hooks
+
+_OWN = ("_s", "_is_param")  # attributes that are ours or torch's, not the user's
+
+
+def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A copy of a device tensor; tensors of one deepcopy that share memory share the copy of it.
+
+    As in torch, a Parameter is copied alone, without gradient and attributes.
+
+    Raises:
+        RuntimeError: the tensor is not a leaf; torch's message.
+    """
+    if id(tensor) in memo:
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+    if not tensor.is_leaf:
+        return torch.Tensor.__deepcopy__(tensor, memo)  # raises
+    if isinstance(tensor, torch.nn.Parameter):
+        out = memo[id(tensor)] = torch.nn.Parameter(_copy(tensor.data, {}), tensor.requires_grad)
+        return out
+    out = _copy(tensor, memo).requires_grad_(tensor.requires_grad)
+    if tensor.grad is not None:
+        out.grad = copy.deepcopy(tensor.grad, memo)
+    for name, value in attributes_of(tensor).items():
+        setattr(out, name, copy.deepcopy(value, memo))
+    memo[id(tensor)] = out
+    return out
+
+
+def _copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    with torch.no_grad():
+        storage = copy.deepcopy(tensor.untyped_storage(), memo)
+        out = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        out.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        if tensor.is_conj():
+            out = out.conj_physical()
+        return out.neg() if tensor.is_neg() else out
+
+
+def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What pickle and ``torch.save`` keep of a device tensor: what they keep of one on the CPU, with the
+    device as the location of its storage.  ``torch.load`` needs lazytpu only to bring it back here."""
+    state = attributes_of(tensor)
+    if isinstance(tensor, torch.nn.Parameter):
+        args = (tensor.data, tensor.requires_grad, OrderedDict())
+        if state:
+            return torch._utils._rebuild_parameter_with_state, (*args, state)
+        return torch._utils._rebuild_parameter, args
+    warn_if_has_hooks(tensor)
+    typed = tensor.dtype not in torch.storage._new_dtypes()
+    storage: Any = tensor.untyped_storage()
+    if typed:
+        storage = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
+    else:  # torch takes only its own class of untyped storage here
+        storage, location = storage.cpu(), str(tensor.device)
+        storage.lazytpu_location = location
+    parts: tuple[Any, ...] = (
+        storage,
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.requires_grad,
+        OrderedDict(),
+    )
+    if not typed:
+        parts += (tensor.dtype,)
+    metadata = torch._utils.get_tensor_metadata(tensor)
+    if metadata:
+        parts += (metadata,)
+    rebuild = torch._utils._rebuild_tensor_v2 if typed else torch._utils._rebuild_tensor_v3
+    if state:
+        return torch._tensor._rebuild_from_type_v2, (rebuild, torch.Tensor, parts, state)
+    return rebuild, parts
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that the user has set on a tensor."""
+    return {name: value for name, value in tensor.__dict__.items() if name not in _OWN}

@@ -1,0 +1,76 @@
+"""Moving a module between devices keeps the identity of its parameters.
+
+Torch moves a parameter to a GPU by pointing the same object at new memory, so tied weights stay tied and an
+optimizer made before the move goes on working.  For other devices it makes new parameters instead.  Here
+the parameter is swapped in place (``torch.utils.swap_tensors``), which gives what the GPU gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.nn.parameter import Parameter, UninitializedParameter
+
+from lazytpu.tensor import LazyTensor
+
+_Convert = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _swapping(convert: _Convert) -> _Convert:
+    """``convert``, but a parameter that changes its device stays the object it is."""
+    done: dict[int, torch.Tensor] = {}  # gradients that went along with their parameter
+
+    @functools.wraps(convert)
+    def converted(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in done:
+            return tensor
+        out = convert(tensor)
+        if not _crosses(tensor, out):
+            return out
+        grad, tensor.grad = tensor.grad, None
+        try:
+            torch.utils.swap_tensors(tensor, _parameter_like(tensor, out))
+        except RuntimeError as error:
+            tensor.grad = grad
+            warnings.warn(f"a parameter is replaced, not moved, and is no longer tied to others: {error}", stacklevel=5)
+            return out
+        if grad is not None:
+            moved = tensor.grad = convert(grad)
+            done[id(moved)] = moved
+        return tensor
+
+    converted.swaps = True  # type: ignore[attr-defined]
+    return converted
+
+
+def _crosses(tensor: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether a parameter leaves this device or comes to it."""
+    devices = {tensor.device.type, out.device.type}
+    ours: str = LazyTensor.device_type  # type: ignore[attr-defined]
+    return len(devices) == 2 and ours in devices and isinstance(tensor, Parameter)
+
+
+def _parameter_like(tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, UninitializedParameter):
+        return UninitializedParameter(tensor.requires_grad, out.device, out.dtype)
+    made = Parameter(out, tensor.requires_grad)
+    for name, value in tensor.__dict__.items():
+        if name not in ("_s", "_is_param"):
+            made.__dict__[name] = value
+    return made
+
+
+def register() -> None:
+    """Wraps ``Module._apply``, which ``to``, ``cpu``, ``half`` and the others call."""
+    theirs = Module._apply
+
+    @functools.wraps(theirs)
+    def _apply(self: Module, fn: _Convert, recurse: bool = True) -> Any:
+        return theirs(self, fn if getattr(fn, "swaps", False) else _swapping(fn), recurse)
+
+    Module._apply = _apply  # type: ignore[method-assign]

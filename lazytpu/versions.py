@@ -1,0 +1,95 @@
+"""Which torch and jax this package runs on.  Checked before anything of theirs that is private is touched."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import torch
+
+from lazytpu.errors import VersionError
+
+SUPPORTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "torch": ((2, 10), (2, 16)),
+    "jax": ((0, 8), (0, 13)),
+}
+"""Package to (first supported version, first one that is not)."""
+
+PRIVATE_TORCH = (
+    "_C.DisableTorchFunction",
+    "_C.DispatchKey",
+    "_C.DispatchKeySet",
+    "_C._ExcludeDispatchKeyGuard",
+    "_C._acc.DeviceGuard",
+    "_C._acc.PrivateUse1Hooks",
+    "_C._acc.create_empty_tensor",
+    "_C._acc.register_python_privateuseone_device_guard",
+    "_C._acc.register_python_privateuseone_hook",
+    "_C._accelerator_synchronizeDevice",
+    "_C._autograd.DeviceType.PrivateUse1",
+    "_C._current_autograd_node",
+    "_C._disabled_torch_function_impl",
+    "_C._dispatch_get_all_op_names",
+    "_C._dispatch_has_kernel",
+    "_C._dispatch_has_kernel_for_dispatch_key",
+    "_C._get_privateuse1_backend_name",
+    "_decomp.decomposition_table",
+    "_neg_view",
+    "_ops.OpOverload",
+    "_register_device_module",
+    "_subclasses.fake_tensor.FakeTensorMode",
+    "_tensor_str._add_suffixes",
+    "_tensor_str._tensor_str",
+    "_utils._rebuild_parameter",
+    "_utils._rebuild_parameter_with_state",
+    "_utils._rebuild_tensor_v2",
+    "_utils._rebuild_tensor_v3",
+    "_utils.get_tensor_metadata",
+    "autograd._get_sequence_nr",
+    "nn.Module._apply",
+    "nn.Module._call_impl",
+    "ops.aten.as_strided.default._handle.redispatch_boxed",
+    "optim.optimizer._foreach_supported_types",
+    "serialization.register_package",
+    "utils._pytree.tree_map",
+)
+"""Every private name of torch that the package uses, below ``torch``."""
+
+
+def check() -> None:
+    """Checks the installed torch and jax.
+
+    Raises:
+        VersionError: one of them is outside `SUPPORTED`, or torch lacks something of `PRIVATE_TORCH`.
+    """
+    check_version("torch", torch.__version__)
+    check_version("jax", jax.__version__)
+    check_private(torch.__version__)
+
+
+def check_version(package: str, version: str) -> None:
+    """Raises `VersionError` unless ``version`` of ``package`` is supported."""
+    first, beyond = SUPPORTED[package]
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    if not first <= numbers < beyond:
+        wanted = f"{package}>={_text(first)},<{_text(beyond)}"
+        raise VersionError(
+            f"{package} {version} is not supported", given=f"this lazytpu needs {wanted}", do=f"pip install '{wanted}'"
+        )
+
+
+def check_private(version: str) -> None:
+    """Raises `VersionError` for the first name of `PRIVATE_TORCH` that torch does not have."""
+    for path in PRIVATE_TORCH:
+        found: object = torch
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        if found is None:
+            raise VersionError(
+                f"torch {version} has no torch.{path}, which lazytpu builds on",
+                do="install another version of torch, or a lazytpu made for this one",
+            )
+
+
+def _text(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

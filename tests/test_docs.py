@@ -1,0 +1,137 @@
+"""Runs the Python of the README and the docs, and compares what it prints with what the page shows.
+
+The python blocks of a page are one program, in the order they stand; the user's lines in what is printed
+count through all of them, with one blank line between blocks.  A block after ``<!-- output -->`` is what
+the block before it prints; one after ``<!-- not run: why -->`` is only shown.
+
+    python tests/test_docs.py README.md        # writes what the page prints now into the page
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+_FENCE = re.compile(r"(?:<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text and where that stands in the page."""
+
+    mark: str
+    language: str
+    text: str
+    start: int
+    end: int
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The fenced blocks of a page."""
+    return [
+        Block(m["mark"] or "", m["language"], m["text"], m.start("text"), m.end("text")) for m in _FENCE.finditer(page)
+    ]
+
+
+def program_of(page: str) -> list[tuple[Block, Block | None]]:
+    """The python blocks that run, each with the block that shows its output."""
+    blocks = blocks_of(page)
+    program = []
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.language == "python" and not block.mark.startswith("not run"):
+            shown = following if following is not None and following.mark == "output" else None
+            program.append((block, shown))
+    return program
+
+
+def run_program(texts: list[str], file: str) -> Iterator[str]:
+    """Runs the blocks one after the other in one namespace and yields what each printed."""
+    namespace = {"__name__": "__main__", "__file__": file}
+    line = 0
+    for text in texts:
+        with redirect_stdout(StringIO()) as out:
+            exec(compile("\n" * line + text, file, "exec"), namespace)
+        line += text.count("\n") + 1
+        yield out.getvalue()
+
+
+def printed_by(page: Path, folder: Path) -> list[str]:
+    """What each block of the page's program prints, in a fresh process."""
+    texts = [block.text for block, _ in program_of(page.read_text())]
+    file = page.stem.replace("-", "_").lower() + ".py"
+    command = [sys.executable, str(Path(__file__).resolve()), "--run"]
+    given = json.dumps([texts, file])
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=folder, timeout=600, check=False)
+    assert done.returncode == 0, f"{page} failed:\n{done.stderr}"
+    return json.loads(done.stdout)
+
+
+def comparable(text: str) -> str:
+    """A text without what differs from run to run: seconds, hashes, trailing space."""
+    text = re.sub(r"\d+\.\d+ s\b", "# s", text)
+    text = re.sub(r"\b[0-9a-f]{8}\b", "########", text)
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(page, tmp_path):
+    program = program_of(page.read_text())
+    if not program:
+        return
+    for (block, shown), printed in zip(program, printed_by(page, tmp_path), strict=True):
+        if shown is not None:
+            assert comparable(printed) == comparable(shown.text), f"after\n{block.text}"
+
+
+def test_a_wrong_output_is_noticed():
+    page = "<!-- not run: no such name -->\n```python\nnothing\n```\n\n```python\nprint(1 + 1)\n```\n\n<!-- output -->\n\n```text\n3\n```\n"
+    ((block, shown),) = program_of(page)
+    (printed,) = run_program([block.text], "page.py")
+    assert shown is not None
+    assert comparable(printed) == "2" != comparable(shown.text)
+
+
+def test_every_public_name_is_in_the_reference():
+    import lazytpu
+
+    reference = (ROOT / "docs/reference/api.md").read_text()
+    missing = [name for name in lazytpu.__all__ if not re.search(rf"\b(lazytpu\.)?{name}\b", reference)]
+    assert missing == []
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def rewrite(page: Path) -> None:
+    """Puts what the program prints into the page."""
+    text = page.read_text()
+    with TemporaryDirectory() as folder:
+        outputs = printed_by(page, Path(folder))
+    for (_, shown), printed in reversed(list(zip(program_of(text), outputs, strict=True))):
+        if shown is not None:
+            lines = "\n".join(line.rstrip() for line in printed.rstrip().splitlines())
+            text = text[: shown.start] + lines + "\n" + text[shown.end :]
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--run":
+        json.dump(list(run_program(*json.load(sys.stdin))), sys.stdout)
+    else:
+        for name in sys.argv[1:]:
+            rewrite(Path(name))
