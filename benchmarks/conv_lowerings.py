@@ -115,7 +115,9 @@ def main():
         results = measure(shape)
         for name, times in results.items():
             sums[name] = np.add(sums.get(name, 0), np.multiply(times, shape[-1]))
-        print(shape[:-1], "  ".join(f"{n} {' '.join(f'{t:7.2f}' for t in ts)}" for n, ts in results.items()), flush=True)
+        print(
+            shape[:-1], "  ".join(f"{n} {' '.join(f'{t:7.2f}' for t in ts)}" for n, ts in results.items()), flush=True
+        )
     print("sum", "  ".join(f"{n} {' '.join(f'{t:7.2f}' for t in ts)} = {sum(ts):.1f}" for n, ts in sums.items()))
 
 

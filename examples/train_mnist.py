@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -129,8 +129,8 @@ def padded(batch_size: int) -> Callable[[list[Images]], Images]:
 # --- training ------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse_arguments(arguments)
     console = Console(highlight=False)
     torch.manual_seed(args.seed)
     device, mark_step = open_device(args)
@@ -219,14 +219,14 @@ def summary(args: argparse.Namespace, steps: int, total_s: float, mark_step: Tim
     from lazytpu import metrics
 
     seconds = {name: total for name, (_, total) in metrics.timers().items()}
-    compile_s = seconds["lower"] + seconds["compile"]
-    run_s = max(0.0, mark_step.seconds + seconds["wait"] - compile_s)
+    compile_s = seconds.get("lower", 0.0) + seconds.get("compile", 0.0)
+    run_s = max(0.0, mark_step.seconds + seconds.get("wait", 0.0) - compile_s)
     text += f", {metrics.counter('compile')} compiles, {metrics.counter('cache_hit')} cache hits\n"
     text += f"compiling {compile_s:.1f} s, running {run_s:.1f} s, recording {total_s - compile_s - run_s:.1f} s"
     return text + (f"\nthe graphs are in {args.dump}" if args.dump else "")
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Trains a small net on handwritten digits.")
     parser.add_argument("--data", choices=["digits", "mnist", "fashion", "synthetic"], default="digits")
     parser.add_argument("--model", choices=["mlp", "cnn"], default="cnn")
@@ -236,7 +236,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["tpu", "cpu"], default="tpu", help="cpu: plain torch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dump", metavar="DIR", default="", help="write the IR and HLO of every compiled graph there")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,18 @@
     print(y)                                 # cut, lowered to HLO, compiled, run
 """
 
-from lazytpu import events, metrics
+from lazytpu import versions  # isort: skip
+
+versions.check()  # before anything private of torch or jax is touched
+
+from lazytpu import events, metrics  # noqa: E402
 from lazytpu.compile import compile
 from lazytpu.config import config
 from lazytpu.debug.dump import dump as _dump
 from lazytpu.debug.explain import explain
 from lazytpu.debug.inspect import hlo_text, ir_dot, ir_text, stablehlo_text
 from lazytpu.device import device, device_count, is_available, register
+from lazytpu.loader import DeviceLoader
 from lazytpu.runtime import platform
 from lazytpu.step import mark_step, wait
 
@@ -25,6 +30,7 @@ sync = mark_step
 
 __version__ = "0.1.0"
 __all__ = [
+    "DeviceLoader",
     "compile",
     "config",
     "device",

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 
 from lazytpu import torch_module as module
+from lazytpu.config import config
 from lazytpu.dtypes import supported
+
+_libraries: list[torch.library.Library] = []
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
@@ -35,6 +38,13 @@ def _capability(index: int) -> dict[str, Any]:
     return {"supported_dtypes": supported()}
 
 
+def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """What pins a CPU tensor: a copy of it.  XLA's transfers gain nothing from page-locked memory."""
+    if device is not None and device.type != config.device_name:
+        raise RuntimeError(f"cannot pin memory for {device}: the accelerator of this process is {config.device_name}")
+    return tensor.clone()
+
+
 _FUNCTIONS = {
     "_accelerator_synchronizeDevice": module.synchronize,
     "_accelerator_setDeviceIndex": module.set_device,
@@ -53,6 +63,9 @@ def register() -> None:
     """Makes the device the accelerator of ``torch.accelerator``."""
     torch._C._acc.register_python_privateuseone_hook(_Hooks())
     torch._C._acc.register_python_privateuseone_device_guard(_DeviceGuard())
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_pin_memory", _pin_memory, "CPU")
+    _libraries.append(library)
     for name, function in _FUNCTIONS.items():
         if hasattr(torch._C, name):  # torch 2.10 lacks some
             setattr(torch._C, name, function)

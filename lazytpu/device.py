@@ -11,8 +11,9 @@ from torch.optim.optimizer import _foreach_supported_types
 from lazytpu import accelerator, autocast, fast, fork, geometry, host, modules, saving, torch_module
 from lazytpu.config import config
 from lazytpu.errors import VersionError
-from lazytpu.kernels import functional, in_place, view, with_out
+from lazytpu.kernels import functional, in_place, view
 from lazytpu.lowering.lower import can_lower
+from lazytpu.outputs import with_out
 from lazytpu.schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.special import special
 from lazytpu.tensor import LazyTensor
@@ -62,7 +63,7 @@ def register() -> None:
     _claim(name)
     LazyTensor.device_type = name  # type: ignore[attr-defined]
     torch.utils.rename_privateuse1_backend(name)
-    if not hasattr(torch.Tensor, name):  # torch has made them for its own names, such as "xla"
+    if not hasattr(torch.Tensor, f"is_{name}"):  # torch has its own for its own names, such as "xla"
         torch.utils.generate_methods_for_privateuse1_backend()
     torch._register_device_module(name, torch_module)
     accelerator.register()
@@ -93,7 +94,10 @@ def _register_kernels() -> None:
         for full in torch._C._dispatch_get_all_op_names():
             overload = _device_overload(full)
             if overload is not None:
-                library.impl(full.removeprefix("aten::"), kernel_for(overload), KEY)
+                kernel = kernel_for(overload)
+                if any(a.name == "device" for a in overload._schema.arguments):
+                    kernel = _on_a_device_there_is(kernel)
+                library.impl(full.removeprefix("aten::"), kernel, KEY)
         autograd = torch.library.Library("aten", "IMPL")
         _libraries.append(autograd)
         for rnn in ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data"):
@@ -101,6 +105,19 @@ def _register_kernels() -> None:
             if overload is not None:
                 autograd.impl(rnn, overload.decompose, "AutogradPrivateUse1")
                 autograd.impl(rnn, overload.decompose, KEY)
+
+
+def _on_a_device_there_is(kernel: Any) -> Any:
+    """The kernel of an op that is told the device, which refuses ``tpu:1``."""
+
+    def checked(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
+        if device is None:
+            return kernel(*args, **kwargs)
+        if device.index and device.type == config.device_name:
+            torch_module.check_index(device)
+        return kernel(*args, device=device, **kwargs)
+
+    return checked
 
 
 def _device_overload(full: str) -> OpOverload | None:

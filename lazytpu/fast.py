@@ -74,9 +74,14 @@ def functional(op: Op, general: Kernel) -> Kernel:
 
 
 def in_place(op: Op, general: Kernel) -> Kernel:
-    """The fast form of `kernels.in_place` for an op that writes its first argument and returns it."""
-    lines = [*_operands(op), "c = a0._s", f"if type(c) is not Storage or c.step != step: {_general(op)}"]
+    """The fast form of `kernels.in_place` for an op that writes its first argument and returns it.
+
+    Only for whole storages, and operands that may overlap with the target in another way than being it are left
+    to the general kernel.
+    """
+    lines = [*_operands(op, writes=True), "c = a0._s", f"if type(c) is not Storage or c.step != step: {_general(op)}"]
     lines += ["if c.dirty != step:", "    c.dirty = step", "    pending_append(c)", f"key = ({_key(op)})"]
+    lines += [f"if c.value is not k0: {_general(op)}"]  # another thread wrote it
     lines += _commit(op, ["c.value = node.value"])
     return _compile(op, [*lines, "return a0"], general)
 
@@ -100,13 +105,17 @@ def view(op: Op, general: Kernel) -> Kernel:
     return _compile(op, lines, general)
 
 
-def _operands(op: Op) -> list[str]:
-    """Lines that leave the key of argument i in ``k<i>`` and the numbers in ``floats`` and ``ints``."""
+def _operands(op: Op, *, writes: bool = False) -> list[str]:
+    """Lines that leave the key of argument i in ``k<i>`` and the numbers in ``floats`` and ``ints``.
+
+    Args:
+        writes: the op writes its first argument.
+    """
     lines = ["step = trace.step"]
     if _may_have_numbers(op):
         lines.append("floats = ints = ()")
     for i, argument in enumerate(op.arguments):
-        lines += _operand(op, i, argument)
+        lines += _operand(op, i, argument, writes and i > 0)
     return lines
 
 
@@ -114,7 +123,7 @@ def _may_have_numbers(op: Op) -> bool:
     return any(a.kind == "number" or (a.kind == "tensor" and i) for i, a in enumerate(op.arguments))
 
 
-def _operand(op: Op, i: int, argument: Argument) -> list[str]:
+def _operand(op: Op, i: int, argument: Argument, beside_target: bool) -> list[str]:
     a, k = f"a{i}", f"k{i}"
     number = [
         f"elif type({a}) is float:",
@@ -129,6 +138,7 @@ def _operand(op: Op, i: int, argument: Argument) -> list[str]:
         tensor = [
             f"if type({a}) is LazyTensor:",
             f"    c = {a}._s",
+            *([f"    if {_overlaps(op)}: {_general(op)}"] if beside_target else []),
             f"    {k} = c.value if c.step == step else load(c)",
         ]
         adopted = [
@@ -147,6 +157,12 @@ def _operand(op: Op, i: int, argument: Argument) -> list[str]:
     if argument.kind == "ignored":
         return [f"{k} = ABSENT if {a} is ABSENT else None"]
     return [f"{k} = {a}"]
+
+
+def _overlaps(op: Op) -> str:
+    """Whether the cell ``c`` may reach the memory of the target; pointwise ops may read the target itself."""
+    view_of_target = "c.step != step and type(c) is Alias and c.storage is a0._s"
+    return view_of_target if torch.Tag.pointwise in op.overload.tags else f"c is a0._s or {view_of_target}"
 
 
 def _key(op: Op) -> str:

@@ -13,13 +13,14 @@ import torch
 
 from lazytpu.ir.layout import Layout, is_dense, root_layout
 from lazytpu.ir.tree import trace
-from lazytpu.kernels import META, Kernel, call_meta, layouts_of, meta_view
-from lazytpu.record import cell_of, is_device_tensor, load, lock, record
+from lazytpu.kernels import META, Kernel, call_meta, layouts_of
+from lazytpu.record import cell_of, is_device_tensor, lock, record
+from lazytpu.rehearsal import stand_in
 from lazytpu.saving import settle
 from lazytpu.schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.special import kernel
 from lazytpu.storage import Storage, cell_at, new_storage, resolve
-from lazytpu.tensor import make
+from lazytpu.tensor import forget_cell, make
 from lazytpu.views import write
 
 _SLICE_SCATTER = op_of(aten.slice_scatter.default)
@@ -72,11 +73,11 @@ def _grow(storage: Storage, raw: torch.UntypedStorage, meta: torch.Tensor) -> St
         numel = -(-nbytes // flat.dtype.itemsize)
         larger = new_storage(root_layout((numel,), (1,), flat.dtype))
         if written:
-            old = load(cell_at(storage, flat))
-            node = record(_SLICE_SCATTER, [load(larger), old, 0, 0, flat.size[0]], layouts=(larger.layout,))
-            write(larger, node.value)
+            old, place = cell_at(storage, flat), (0, 0, flat.size[0])
+            write(lambda: [(larger, record(_SLICE_SCATTER, [larger, old, *place], layouts=(larger.layout,)).value)])
     geometry = (*storage.layout.geometry[:2], 0, storage.layout.dtype, 0)
     storage.moved = (larger, larger.layout.child_at(geometry))
+    storage.value, storage.step, storage.buffer, storage.reads = None, 0, None, None
     raw._s = larger  # type: ignore[attr-defined]
     return larger
 
@@ -87,7 +88,7 @@ def resize_(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> to
         return tensor.resize_(size, memory_format=memory_format)
     with lock, torch.no_grad(), torch._C.DisableTorchFunction():
         storage, layout = resolve(cell_of(tensor))
-        meta = meta_view(storage.layout, layout).resize_(size, memory_format=memory_format)
+        meta = stand_in(storage.layout, layout).resize_(size, memory_format=memory_format)
         return _place_as(tensor, tensor.untyped_storage(), storage, meta)
 
 
@@ -113,7 +114,7 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         return _set.redispatch(META, tensor, source.untyped_storage(), 0, (), ())  # type: ignore[no-any-return] # raises
     with lock, torch.no_grad(), torch._C.DisableTorchFunction():
         storage, layout = resolve(cell_of(source))
-        torch.empty(0, dtype=tensor.dtype, device="meta").set_(meta_view(storage.layout, layout))  # raises
+        torch.empty(0, dtype=tensor.dtype, device="meta").set_(stand_in(storage.layout, layout))  # raises
         return _place(tensor, source.untyped_storage(), storage, layout)
 
 
@@ -132,7 +133,9 @@ def set_storage(
         meta = meta.set_(memory) if size is None else meta.set_(memory, offset, size, stride)
         if storage.host is not None:
             settle(storage, meta)
-        return _place_as(tensor, raw, storage, meta)
+        _place_as(tensor, raw, storage, meta)
+        forget_cell(tensor)  # torch.load may yet set its conjugate or negative bit
+        return tensor
 
 
 def _state_of(raw: torch.UntypedStorage) -> Storage:

@@ -80,32 +80,39 @@ def fallback(overload: OpOverload) -> Callable[..., Any]:
 
 def run_on_host(overload: OpOverload, args: Any, kwargs: Any, reason: str) -> Any:
     """Runs an op on copies of its arguments on the CPU and brings the results, and what it wrote, back."""
-    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def down(x: Any) -> Any:
-        if is_device_tensor(x):
-            if id(x) not in copies:
-                copies[id(x)] = (x, read(x, reason))
-            return copies[id(x)][1]
-        if isinstance(x, (list, tuple)):
-            return type(x)(down(e) for e in x)
-        if isinstance(x, torch.device):
-            return torch.device("cpu")
-        return x
-
-    host_args, host_kwargs = down(tuple(args)), {k: down(v) for k, v in kwargs.items()}
-    versions = {key: host._version for key, (_, host) in copies.items()}
+    copies: dict[int, torch.Tensor] = {}
+    host_args, host_kwargs = _down(tuple(args), copies, reason), {k: _down(v, copies, reason) for k, v in kwargs.items()}
     with torch.no_grad(), lock:
         result = overload(*host_args, **host_kwargs)
-        for key, (ours, host) in copies.items():
-            if host._version != versions[key]:
-                ours.copy_(host)
-    owners = {id(host): ours for ours, host in copies.values()}
+        written = _written(overload, args, kwargs)
+        for ours in written:
+            ours.copy_(copies[id(ours)])
+    return _up(result, {id(copies[id(ours)]): ours for ours in written})
 
-    def up(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return owners[id(x)] if id(x) in owners else from_host(x)
-        return type(x)(up(e) for e in x) if isinstance(x, (list, tuple)) else x
 
-    return up(result)
+def _down(x: Any, copies: dict[int, torch.Tensor], reason: str) -> Any:
+    """``x`` with device tensors replaced by copies on the CPU, one for each tensor."""
+    if is_device_tensor(x):
+        if id(x) not in copies:
+            copies[id(x)] = read(x, reason)
+        return copies[id(x)]
+    if isinstance(x, (list, tuple)):
+        return type(x)([_down(e, copies, reason) for e in x])
+    return torch.device("cpu") if isinstance(x, torch.device) else x
 
+
+def _up(x: Any, owners: dict[int, torch.Tensor]) -> Any:
+    """``x`` with CPU tensors replaced by device tensors: those that own them, or new ones."""
+    if isinstance(x, torch.Tensor):
+        return owners[id(x)] if id(x) in owners else from_host(x)
+    return type(x)([_up(e, owners) for e in x]) if isinstance(x, (list, tuple)) else x
+
+
+def _written(overload: OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The device tensors among the arguments that the op writes to."""
+    found: list[torch.Tensor] = []
+    for position, argument in enumerate(overload._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name) if position >= len(args) else args[position]
+            found += [t for t in (given if isinstance(given, (list, tuple)) else [given]) if is_device_tensor(t)]
+    return found

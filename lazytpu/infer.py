@@ -10,7 +10,11 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
 
 from lazytpu.ir.layout import Layout, is_dense, root_layout
 from lazytpu.ir.tree import Node, Number, Value
@@ -124,7 +128,7 @@ def _on_meta(overload: Any, args: Any, kwargs: Any, device: dict[str, Any]) -> A
     except NotImplementedError as no_meta:
         try:
             return _on_fake(overload, metas, keywords, device)
-        except (NotImplementedError, torch._subclasses.fake_tensor.UnsupportedFakeTensorException):
+        except (NotImplementedError, UnsupportedFakeTensorException, DynamicOutputShapeException):
             return _on_zeros(overload, metas, keywords, device, no_meta)
 
 

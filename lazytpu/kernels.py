@@ -15,11 +15,12 @@ import torch
 
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.ir import site
-from lazytpu.ir.layout import Layout, overlaps
-from lazytpu.ir.tree import Value, trace
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.tree import Node, Value
 from lazytpu.record import MixedDevicesError, cell_of, is_device_tensor, lock, record, results_of
+from lazytpu.rehearsal import call_form, check_overlap, stand_in
 from lazytpu.schema import ABSENT, Op, OpOverload, aten, op_of
-from lazytpu.storage import Storage, cell_at, new_storage, resolve
+from lazytpu.storage import Cell, Storage, cell_at, new_storage, resolve
 from lazytpu.tensor import LazyTensor, make, make_view
 from lazytpu.views import write
 
@@ -28,12 +29,24 @@ Kernel = Callable[..., Any]
 _AS_STRIDED = op_of(aten.as_strided.default)
 
 
-def fresh(value: Value) -> LazyTensor:
-    """A new tensor that holds ``value``."""
-    storage = new_storage(value.layout)
-    storage.value, storage.step, storage.dirty = value, trace.step, trace.step
-    trace.pending.append(storage)
-    return make(storage)
+def record_new(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None = None) -> Any:
+    """Records an op (see `record`) and returns its results as new tensors."""
+    made: dict[Value, Storage] = {}
+    nodes: list[Node] = []
+
+    def compute() -> list[tuple[Storage, Value]]:
+        nodes[:] = [record(op, bound, layouts=layouts)]
+        return new_storages(nodes[0].values, made)
+
+    write(compute)
+    return results_of(nodes[0], lambda value: make(made[value]))
+
+
+def new_storages(values: Sequence[Value | None], made: dict[Value, Storage]) -> list[tuple[Storage, Value]]:
+    """A new storage for each value, to be written; ``made`` then holds these and no others."""
+    made.clear()
+    made.update({value: new_storage(value.layout) for value in values if value is not None})
+    return [(storage, value) for value, storage in made.items()]
 
 
 def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -49,13 +62,7 @@ def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 def call_meta(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What the op gives for meta tensors."""
-    names = [a.name for a in overload._schema.arguments]
-    positional, keywords = list(args), dict(kwargs)
-    if any(x is ABSENT for x in args):
-        first = next(i for i, x in enumerate(args) if x is ABSENT)
-        positional, rest = positional[:first], dict(zip(names[first:], args[first:], strict=False))
-        keywords = {**rest, **keywords}
-    keywords = {k: v for k, v in keywords.items() if v is not ABSENT}
+    positional, keywords = call_form(overload, args, kwargs)
     if "device" in keywords:
         keywords["device"] = torch.device("meta")
     return overload(*positional, **keywords)
@@ -67,12 +74,7 @@ def functional(overload: OpOverload) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
-            with lock:
-                while True:
-                    step = trace.step
-                    out = results_of(record(op, op.bind(args, kwargs)), fresh)
-                    if trace.step == step:
-                        return out
+            return record_new(op, op.bind(args, kwargs))
         except MixedDevicesError:
             if on_other_device(args, kwargs):
                 return call_meta(overload, args, kwargs)
@@ -116,7 +118,7 @@ def layouts_of(op: Op, tensor: torch.Tensor, args: Any, kwargs: Any) -> tuple[St
 def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[Any, ...]) -> Any:
     """The layout(s) a view op gives, learned from torch's kernel on a meta tensor that lies the same way."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        made = op.overload(meta_view(storage.layout, layout), *args)
+        made = op.overload(stand_in(storage.layout, layout), *args)
     several = isinstance(made, (list, tuple))
     layouts = []
     for index, out in enumerate(made if several else [made]):
@@ -127,16 +129,6 @@ def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[Any, ...]
         else:
             layouts.append(layout.child(op, args, geometry, index if several else None))
     return tuple(layouts) if several else layouts[0]
-
-
-def meta_view(root: Layout, layout: Layout) -> torch.Tensor:
-    """A meta tensor that lies in a storage of layout ``root`` as ``layout``."""
-    numel = prod(root.size) * root.dtype.itemsize // layout.dtype.itemsize
-    meta = torch.empty(numel, dtype=layout.dtype, device="meta")
-    meta = meta.as_strided(layout.size, layout.stride, layout.offset)
-    if layout.bits & 1:
-        meta = meta.conj()
-    return torch._neg_view(meta) if layout.bits & 2 else meta
 
 
 def _view_tensor(
@@ -177,83 +169,27 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
         targets: list[Any] = []
         for i in written:
             targets += bound[i] if isinstance(bound[i], (list, tuple)) else [bound[i]]
+        made: dict[Value, Storage] = {}
+
+        def compute() -> list[tuple[Cell, Value | None]]:
+            values = record(op, bound).values
+            return [*zip(cells, values, strict=False), *new_storages(values[len(cells) :], made)]
+
         try:
             with lock:
-                for target in targets:
-                    check_writable(target, overload)
-                node = record(op, bound)
-                values = node.values
-                for target, value in zip(targets, values, strict=False):
-                    if value is not None:
-                        write(cell_of(target), value)
+                check_overlap(overload, args, kwargs, targets)
+                cells = [cell_of(target) for target in targets]
+                write(compute, held=cells)
         except MixedDevicesError:
             if on_other_device(args, kwargs):
                 return call_meta(overload, args, kwargs)
             raise
         if returned == 0:
             return None
-        extra = [fresh(v) for v in values[len(targets) :] if v is not None]
-        results = [*(bound[i] for i in written), *extra][:returned]
+        results = [*(bound[i] for i in written), *map(make, made.values())][:returned]
         return results[0] if returned == 1 else tuple(results)
 
     return kernel
-
-
-def check_writable(target: Any, overload: OpOverload) -> None:
-    """Raises torch's error for a tensor whose elements share memory with each other."""
-    layout = cell_of(target).layout if is_device_tensor(target) else None
-    if layout is not None and layout.parent is not None and overlaps(layout.size, layout.stride):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-            "location. Please clone() the tensor before performing the operation."
-        )
-
-
-def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
-    """The kernel of an ``out=`` overload: the functional twin, then a copy into what was given."""
-    names = [a.name for a in overload._schema.arguments if a.is_out]
-    positions = {a.name: i for i, a in enumerate(overload._schema.arguments)}
-    returned = len(overload._schema.returns)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if on_other_device(args, kwargs):
-            return call_meta(overload, args, kwargs)
-        outs = [kwargs.pop(n) if n in kwargs else args[positions[n]] for n in names]
-        given = args[: min((positions[n] for n in names), default=len(args))]
-        results = twin(*given, **_factory_arguments(twin, outs, kwargs))
-        flat_outs = [t for o in outs for t in (o if isinstance(o, (list, tuple)) else [o])]
-        flat = results if isinstance(results, (list, tuple)) else [results]
-        flat = [t for r in flat for t in (r if isinstance(r, (list, tuple)) else [r])]
-        for out, result in zip(flat_outs, flat, strict=True):
-            store_out(out, result)
-        return None if returned == 0 else outs[0] if returned == 1 else tuple(outs)
-
-    return kernel
-
-
-def _factory_arguments(twin: OpOverload, outs: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = {a.name for a in twin._schema.arguments}
-    if "device" in names and outs:
-        return {**kwargs, "device": outs[0].device, **({"dtype": outs[0].dtype} if "dtype" in names else {})}
-    if "dtype" in names and "dtype" not in kwargs and outs and twin._schema.name in _DTYPE_OF_OUT:
-        return {**kwargs, "dtype": outs[0].dtype}
-    return kwargs
-
-
-_DTYPE_OF_OUT = {"aten::sum", "aten::prod", "aten::mean", "aten::nansum", "aten::cumsum", "aten::cumprod"}
-
-
-def store_out(out: torch.Tensor, result: torch.Tensor) -> None:
-    """Copies a result into a tensor given as ``out=``, resizing it as torch does."""
-    if not torch.can_cast(result.dtype, out.dtype):
-        kind = str(result.dtype).removeprefix("torch.").capitalize()
-        raise RuntimeError(
-            f"result type {kind} can't be cast to the desired output type "
-            f"{str(out.dtype).removeprefix('torch.').capitalize()}"
-        )
-    if out.shape != result.shape:
-        out.resize_(result.shape)
-    aten.copy_.default(out, result)
 
 
 def unsupported(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> UnsupportedOpError:

@@ -24,7 +24,7 @@ from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Number, Value, trace
 from lazytpu.lowering.registry import dynamic_arguments
 from lazytpu.schema import ABSENT, Op, aten, op_of
-from lazytpu.storage import Alias, Cell, Storage, resolve, write_storage
+from lazytpu.storage import Alias, Cell, Storage, commit, resolve
 from lazytpu.tensor import LazyTensor
 
 lock = threading.RLock()  # held by misses, cuts and everything off the hot path
@@ -36,6 +36,12 @@ _INT64_MAX = (1 << 63) - 1
 cut_oversized: Callable[[], None] = lambda: None
 
 
+def cut_if_oversized() -> None:
+    """Called before an op is recorded, where nobody holds values that a cut would make stale."""
+    if trace.cursor.depth >= config.max_graph_ops:
+        cut_oversized()
+
+
 def load(cell: Cell) -> Value:
     """The value of a cell in this step.
 
@@ -45,35 +51,35 @@ def load(cell: Cell) -> Value:
     if type(cell) is Storage and cell.step == trace.step:
         return cell.value  # type: ignore[no-any-return]
     with lock:
-        storage, layout = resolve(cell)
-        if storage.step == trace.step:
-            root = storage.value
-        else:
-            root = _load_storage(storage)
-        if layout is storage.layout:
-            return root  # type: ignore[no-any-return]
-        if storage.reads is None or storage.reads_root is not root:
-            storage.reads, storage.reads_root = {}, root
-        value = storage.reads.get(layout)
-        if value is None:
-            value = _read_view(root, layout)
-            if storage.value is root and storage.step == trace.step:  # no cut in between
-                storage.reads[layout] = value
-        return value
+        while True:
+            step = trace.step
+            storage, layout = resolve(cell)
+            value = storage.value if storage.step == step else _load_storage(storage, step)
+            if layout is not storage.layout:
+                if storage.reads is None or storage.reads_root is not value:
+                    storage.reads, storage.reads_root = {}, value
+                value = read_view(value, layout, storage.reads)
+            if trace.step == step:  # no finalizer has cut the graph in the middle of this
+                return value  # type: ignore[no-any-return]
 
 
-def _load_storage(storage: Storage) -> Value:
+def _load_storage(storage: Storage, step: int) -> Value:
     layout = storage.layout
     if storage.buffer is None:  # never written: torch.empty
-        node = record(EMPTY, [list(layout.size), layout.dtype], layouts=(layout,))
-        value = node.value
-        write_storage(storage, value)
-    else:
-        trace.inputs.append((storage, storage.buffer, storage.shared))
-        value = trace.input_value(len(trace.inputs) - 1, layout)
+        value = record(EMPTY, [list(layout.size), layout.dtype], layouts=(layout,)).value
+        commit({storage: value}, step)
+        return value  # type: ignore[no-any-return]
+    inputs, entry = trace.inputs, (storage, storage.buffer, storage.shared)
+    inputs.append(entry)
+    index = len(inputs) - 1
+    while inputs[index] is not entry:
+        index -= 1
+    value = trace.input_value(index, layout)
     storage.reads = None
-    storage.value, storage.step = value, trace.step
-    return value  # type: ignore[no-any-return]
+    if trace.step == step:
+        storage.value = value
+        storage.step = step
+    return value
 
 
 EMPTY = op_of(aten.empty.memory_format)
@@ -87,11 +93,18 @@ VIEW_OPS = {
 }
 
 
-def _read_view(root: Value, layout: Layout) -> Value:
-    parent = layout.parent
-    assert parent is not None
-    source = root if parent is layout.root else _read_view(root, parent)
-    return view_value(source, layout)
+def read_view(root: Value, layout: Layout, known: dict[Layout, Value]) -> Value:
+    """The value that lies at ``layout`` where the whole storage holds ``root``.
+
+    Args:
+        known: those that were read before; this one and the ones on the way are added.
+    """
+    if layout.parent is None:
+        return root
+    value = known.get(layout)
+    if value is None:
+        value = known[layout] = view_value(read_view(root, layout.parent, known), layout)
+    return value
 
 
 def view_value(source: Value, layout: Layout) -> Value:
@@ -123,7 +136,8 @@ def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None =
     Args:
         op: what to record.
         bound: its arguments in the order of the schema, `ABSENT` (or nothing at the end) where not
-            given; tensors may be device tensors, 0-dim CPU tensors, cells or values.
+            given; tensors may be device tensors, 0-dim CPU tensors, cells or values.  Values belong to a
+            step: who gives some has to see that it is still the current one when this returns.
         layouts: of the results where the caller knows them.
 
     Raises:
@@ -136,9 +150,6 @@ def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None =
             key = (op, *[_key(a, b, numbers) for a, b in zip(op.arguments, bound, strict=False)])
             if len(key) <= len(op.arguments):
                 key += (ABSENT,) * (len(op.arguments) + 1 - len(key))
-            if trace.cursor.depth >= config.max_graph_ops:
-                cut_oversized()
-                continue
             parent = trace.cursor
             node = parent.children.get(key)
             if node is None and parent.promoted is not None:
@@ -395,14 +406,16 @@ def _call_form(op: Op, args: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]
 
 def results_of(node: Node, wrap: Callable[[Value], Any]) -> Any:
     """The results of a node, nested as the op returns them, ``wrap`` applied to each value."""
+    return _build(node.structure, node.values, wrap)
 
-    def build(structure: Any) -> Any:
-        if isinstance(structure, int):
-            value = node.values[structure]
-            return None if value is None else wrap(value)
-        return type(structure)(build(s) for s in structure)
 
-    return build(node.structure)
+# Not a function inside `results_of`: one that calls itself is a reference cycle, which would keep what `wrap`
+# refers to until the garbage collector comes by, and what is kept is computed.
+def _build(structure: Any, values: Sequence[Value | None], wrap: Callable[[Value], Any]) -> Any:
+    if isinstance(structure, int):
+        value = values[structure]
+        return None if value is None else wrap(value)
+    return type(structure)([_build(s, values, wrap) for s in structure])
 
 
 def refuse(guard: Any) -> None:

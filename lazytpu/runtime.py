@@ -20,7 +20,7 @@ import torch
 from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch
-from lazytpu.errors import CompileError, LazyTPUError
+from lazytpu.errors import CompileError, ExecutionError, LazyTPUError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import LeastRecent
 from lazytpu.lowering.lower import function_of, type_of
@@ -102,12 +102,7 @@ def executable_for(graph: Graph) -> tuple[Executable, bool]:
     try:
         compiled = lowered.compile()
     except Exception as error:
-        sites = sorted({n.site.describe() for n in graph.nodes if n.site is not None and n.site.file})
-        raise CompileError(
-            f"XLA could not compile a graph of {len(graph.nodes)} ops: {error}",
-            at=f"{sites[0]} … {sites[-1]}" if sites else "",
-            do="print lazytpu.stablehlo_text() to see the program",
-        ) from error
+        raise _failure(CompileError, "could not compile", graph, error) from error
     end = time.perf_counter()
     metrics.count("compile")
     metrics.add_time("lower", middle - start)
@@ -131,15 +126,26 @@ def run(
     given, kept = split_donated(graph, inputs)
     nf, ni, nc = graph.counts
     with jax.enable_x64(True):
-        outputs: Sequence[Any] = executable.compiled(
-            given,
-            kept,
-            np.array(floats[:nf], np.float64),
-            np.array(ints[:ni], np.int64),
-            np.array(complexes[:nc], np.complex128),
-        )
+        packs = np.array(floats[:nf], np.float64), np.array(ints[:ni], np.int64), np.array(complexes[:nc], np.complex128)
+        try:
+            outputs: Sequence[Any] = executable.compiled(given, kept, *packs)
+        except jax.errors.JaxRuntimeError as error:
+            raise _failure(ExecutionError, "could not run", graph, error) from error
     metrics.count("execute")
     return outputs
+
+
+def _failure(kind: type[LazyTPUError], verb: str, graph: Graph, error: Exception) -> LazyTPUError:
+    """The error for a graph XLA refused, with the op whose result is largest: XLA does not say which one failed."""
+    sizes = {node: sum(type_of(v.layout).size * v.layout.dtype.itemsize for v in node.values if v) for node in graph.nodes}
+    node = max(sizes, key=lambda n: sizes[n])
+    memory = "RESOURCE_EXHAUSTED" in str(error)
+    return kind(
+        f"XLA {verb} a graph of {len(graph.nodes)} ops: {error}",
+        at=node.site.describe() if node.site else "",
+        given=f"{node.op.name}, whose result {node.value.layout!r} is the largest, {sizes[node]:,} bytes",
+        do="use smaller batches, or free tensors before the step" if memory else "see lazytpu.stablehlo_text()",
+    )
 
 
 def to_device(tensor: torch.Tensor) -> Any:

@@ -20,8 +20,9 @@ from lazytpu.copying import deepcopy_tensor, reduce_tensor
 from lazytpu.ir.layout import Layout, is_dense, root_layout
 from lazytpu.printing import represent
 from lazytpu.step import buffer_of
-from lazytpu.storage import Storage, new_storage, resolve, write_buffer, write_storage
+from lazytpu.storage import Storage, new_storage, resolve, write_buffer
 from lazytpu.tensor import LazyTensor, lazy
+from lazytpu.views import write
 
 _ALIGNMENT = 64
 _next_address = 1 << 46  # above what an allocator gives out
@@ -69,8 +70,7 @@ class LazyStorage(torch.UntypedStorage):
         if state.host is not None:
             copy.host = state.host.clone()
         else:
-            with record.lock:
-                write_storage(copy, record.load(state))
+            write(lambda: [(copy, record.load(state))])
         return storage_of(copy)
 
     def to(self, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
@@ -94,12 +94,15 @@ class LazyStorage(torch.UntypedStorage):
             _fill(state, host)
         return self
 
+    def _write_file(self, *arguments: Any) -> None:
+        self.cpu()._write_file(*arguments)
+
     def _unsupported(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
             "the storage of a device tensor can be read, copied and saved; to change it, use the tensor"
         )
 
-    __setitem__ = copy_ = fill_ = resize_ = byteswap = _write_file = _unsupported
+    __setitem__ = copy_ = fill_ = resize_ = byteswap = _unsupported
 
 
 def _nbytes(root: Layout) -> int:
@@ -205,12 +208,18 @@ def _cover(name: str, ours: Callable[..., Any]) -> None:
     setattr(torch.Tensor, name, method)
 
 
+def _to_dlpack(tensor: torch.Tensor) -> Any:
+    """``torch.utils.dlpack.to_dlpack``, which would look for the contents of a device tensor in C++ memory."""
+    return lazy(tensor).__dlpack__() if tensor.device.type == LazyTensor.device_type else torch._C._to_dlpack(tensor)  # type: ignore[attr-defined]
+
+
 def register() -> None:
     """Teaches torch and multiprocessing to save, load, copy and send device tensors."""
     LazyTensor.storage_class = LazyStorage  # type: ignore[attr-defined]
     setattr(torch.UntypedStorage, LazyTensor.device_type, to_storage)  # type: ignore[attr-defined]
     torch.serialization.register_package(9, _location, _restore)
     ForkingPickler.register(LazyTensor, _send)
+    torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack  # type: ignore[attr-defined]
     _cover("__deepcopy__", deepcopy_tensor)
     _cover("__reduce_ex__", lambda tensor, protocol: reduce_tensor(tensor))
     _cover("__repr__", lambda tensor, **_: represent(tensor))

@@ -196,7 +196,7 @@ def _is_twin(overload: OpOverload, found: OpOverload) -> bool:
     wanted = {a.name: str(a.real_type) for a in overload._schema.arguments if not a.is_out}
     shared = [a.name for a in found._schema.arguments if wanted.get(a.name) == str(a.real_type)]
     extra = [a for a in found._schema.arguments if a.name not in wanted]
-    return shared == list(wanted) and not found._schema.is_mutable and all(a.has_default_value() for a in extra)
+    return set(shared) == set(wanted) and not found._schema.is_mutable and all(a.has_default_value() for a in extra)
 
 
 def _find(packet: str, name: str) -> OpOverload | None:

@@ -11,17 +11,17 @@ import torch
 from lazytpu import runtime
 from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
 from lazytpu.ir.tree import Value
-from lazytpu.kernels import META, check_writable, fresh, on_other_device
+from lazytpu.kernels import META, new_storages, on_other_device, record_new
 from lazytpu.record import cell_of, is_device_tensor, load, lock, record
+from lazytpu.rehearsal import check_overlap
 from lazytpu.schema import aten, op_of
 from lazytpu.step import read
-from lazytpu.storage import new_storage, resolve, write_buffer
+from lazytpu.storage import Cell, Storage, new_storage, resolve, write_buffer
 from lazytpu.tensor import LazyTensor, make, make_view
-from lazytpu.views import write
+from lazytpu.views import check_broadcast, dense_stride, write, write_cast
 
 _TO_COPY = op_of(aten._to_copy.default)
 _FULL = op_of(aten.full.default)
-_EXPAND = op_of(aten.expand.default)
 _BATCH_NORM = op_of(aten._native_batch_norm_legit_functional.default)
 _NO_STATS = op_of(aten._native_batch_norm_legit.no_stats)
 
@@ -104,9 +104,11 @@ def copy_(dst: torch.Tensor, src: Any, non_blocking: bool = False) -> torch.Tens
         if is_device_tensor(src) and dst.device.type != "meta":
             dst.copy_(read(src, "copy to the CPU"))
         return dst
-    check_writable(dst, aten.copy_.default)
+    if src is dst:
+        return dst
+    check_overlap(aten.copy_.default, (dst, src), {}, (dst,))
     if is_device_tensor(src):
-        write_copy(dst, src)
+        write_cast(cell_of(dst), cell_of(src))
     else:
         _upload(dst, src)
     return dst
@@ -117,34 +119,10 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
     return copy_(dst, src)
 
 
-def write_copy(dst: torch.Tensor, src: torch.Tensor) -> None:
-    """``dst[:] = src`` on the device, with torch's broadcasting and casts."""
-    with lock:
-        cell = cell_of(dst)
-        layout = cell.layout
-        value = load(cell_of(src))
-        if value.layout.size != layout.size:
-            _check_broadcast(value.layout.size, layout.size)
-            value = record(_EXPAND, [value, list(layout.size)]).value
-        if value.layout.dtype != layout.dtype or value.layout.stride != layout.stride:
-            types = (root_layout(layout.size, _dense_stride(layout), layout.dtype),)
-            value = record(_TO_COPY, [value, layout.dtype], layouts=types).value
-        write(cell, value)
-
-
-def _check_broadcast(size: Sequence[int], target: Sequence[int]) -> None:
-    """Raises torch's error where a tensor of ``size`` cannot be copied into one of ``target``."""
-    torch.empty(target, device="meta").copy_(torch.empty(size, device="meta"))
-
-
-def _dense_stride(layout: Any) -> Sequence[int]:
-    return layout.stride if is_dense(layout.size, layout.stride) else contiguous_stride(layout.size)  # type: ignore[no-any-return]
-
-
 def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
     """``dst[:] = src`` from the host."""
     if src.shape != dst.shape:
-        _check_broadcast(src.shape, dst.shape)
+        check_broadcast(src.shape, dst.shape)
         src = src.expand(dst.shape)
     host = src.detach().to(dst.dtype)
     with lock:
@@ -154,7 +132,9 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
         if layout is storage.layout:
             write_buffer(storage, buffer)
         else:
-            write(cell, load(new_storage(root_layout(layout.size, contiguous_stride(layout.size), layout.dtype), buffer)))
+            stride = contiguous_stride(layout.size)
+            source = new_storage(root_layout(layout.size, stride, layout.dtype), buffer)
+            write(lambda: [(cell, load(source))])
 
 
 def from_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -173,9 +153,8 @@ def to_copy(tensor: torch.Tensor, *, dtype: Any = None, device: Any = None, memo
         return from_host(host)
     kind = LazyTensor.device_type if device is None else torch.device(device).type  # type: ignore[attr-defined]
     if kind == LazyTensor.device_type:  # type: ignore[attr-defined]
-        with lock:
-            node = record(_TO_COPY, _TO_COPY.bind((tensor,), {"dtype": dtype or tensor.dtype, **_format(memory_format)}))
-            return fresh(node.value)
+        options = {"dtype": dtype or tensor.dtype, **_format(memory_format)}
+        return record_new(_TO_COPY, _TO_COPY.bind((tensor,), options))
     if kind == "meta":
         return torch.empty_strided(tensor.shape, _like_stride(tensor, memory_format), dtype=dtype or tensor.dtype, device=device)
     host = read(tensor, "copy to the CPU")
@@ -202,13 +181,11 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _fill(tensor: torch.Tensor, value: Any) -> torch.Tensor:
-    check_writable(tensor, aten.fill_.Scalar)
-    with lock:
-        cell = cell_of(tensor)
-        layout = cell.layout
-        types = (root_layout(layout.size, _dense_stride(layout), layout.dtype),)
-        node = record(_FULL, _FULL.bind((list(layout.size), value), {"dtype": layout.dtype}), layouts=types)
-        write(cell, node.value)
+    cell = cell_of(tensor)
+    layout = cell.layout
+    types = (root_layout(layout.size, dense_stride(layout), layout.dtype),)
+    bound = _FULL.bind((list(layout.size), value), {"dtype": layout.dtype})
+    write(lambda: [(cell, record(_FULL, bound, layouts=types).value)])
     return tensor
 
 
@@ -230,7 +207,11 @@ def fill_tensor(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(
             f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions."
         )
-    return copy_(tensor, value)
+    check_overlap(aten.fill_.Tensor, (tensor, value), {}, (tensor,))
+    if not is_device_tensor(value):
+        return _fill(tensor, value.item())
+    write_cast(cell_of(tensor), cell_of(value))
+    return tensor
 
 
 # --- metadata ----------------------------------------------------------------------------------------------
@@ -242,9 +223,14 @@ def is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same and a.storage_offset() == b.storage_offset() and a.shape == b.shape and a.stride() == b.stride()
 
 
-@kernel("is_pinned", "_pin_memory")
-def is_pinned(tensor: torch.Tensor, device: Any = None) -> Any:
+@kernel("is_pinned")
+def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
     return False
+
+
+@kernel("_pin_memory")
+def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
 
 
 # --- batch norm: its schema hides that it writes the running statistics ---------------------------------
@@ -255,21 +241,17 @@ def native_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, train
     if on_other_device((x, weight, bias, mean, var), {}):
         return aten.native_batch_norm.default.redispatch(META, x, weight, bias, mean, var, training, momentum, eps)
     if mean is None or var is None:
-        with lock:
-            node = record(_NO_STATS, [x, weight, bias, training or mean is None, momentum, eps])
-            return tuple(fresh(v) for v in node.values if v is not None)
-    with lock:
-        node = record(_BATCH_NORM, [x, weight, bias, mean, var, training, momentum, eps])
-        if training:
-            write(cell_of(mean), _value(node, 3))
-            write(cell_of(var), _value(node, 4))
-        else:  # eager saves nothing then
-            return fresh(_value(node, 0)), uninitialized((0,), (1,), x.dtype), uninitialized((0,), (1,), x.dtype)
-        return tuple(fresh(_value(node, i)) for i in range(3))
+        return record_new(_NO_STATS, [x, weight, bias, training or mean is None, momentum, eps])
+    made: dict[Value, Storage] = {}
 
+    def compute() -> list[tuple[Cell, Value | None]]:
+        values = record(_BATCH_NORM, [x, weight, bias, mean, var, training, momentum, eps]).values
+        if not training:
+            return [*new_storages(values[:1], made)]
+        return [(cell_of(mean), values[3]), (cell_of(var), values[4]), *new_storages(values[:3], made)]
 
-def _value(node: Any, index: int) -> Value:
-    value = node.values[index]
-    assert value is not None
-    return value  # type: ignore[no-any-return]
-
+    write(compute)
+    results = [make(storage) for storage in made.values()]
+    if not training:  # eager saves nothing then
+        results += [uninitialized((0,), (1,), x.dtype) for _ in range(2)]
+    return tuple(results)

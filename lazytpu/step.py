@@ -77,7 +77,13 @@ def cut(reason: str) -> None:
             trace.pending.clear()
             trace.next_step()
             return
-        _cut(live, reason)
+        try:
+            _cut(live, reason)
+        except Exception as error:
+            # The traceback would keep the frames below, and so every live tensor, for as long as somebody keeps
+            # the error: a tensor freed after running out of memory would be computed again.
+            del live
+            raise error.with_traceback(None)  # noqa: B904
 
 
 def plan_pending() -> tuple[_Plan, list[Storage], Any]:

@@ -7,6 +7,7 @@ current step only for a storage whose ``value`` may be used as it is; everything
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -80,12 +81,29 @@ def cell_at(storage: Storage, layout: Layout) -> Cell:
     return storage if layout is storage.layout else Alias(storage, layout)
 
 
-def write_storage(storage: Storage, value: Value) -> None:
-    """Makes ``value`` the contents of the whole storage."""
-    if storage.dirty != trace.step:
-        storage.dirty = trace.step
-        trace.pending.append(storage)
-    storage.value, storage.step = value, trace.step
+def commit(contents: dict[Storage, Value], step: int, held: dict[Storage, Value] | None = None) -> bool:
+    """Makes values of step ``step`` the contents of whole storages: of all or, where the step is over, of none.
+
+    Args:
+        held: what storages held when the values were computed from it; where another thread has written since,
+            nothing is written either.
+    """
+    for storage in contents:
+        if storage.dirty != step:
+            storage.dirty = step
+            trace.pending.append(storage)
+    collecting = gc.isenabled()
+    gc.disable()  # it would run finalizers, which may cut
+    try:
+        if trace.step != step or held and any(s.step != step or s.value is not v for s, v in held.items()):
+            return False
+        for storage, value in contents.items():
+            storage.value = value
+            storage.step = step
+        return True
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def write_buffer(storage: Storage, buffer: Any, shared: bool = False) -> None:

@@ -99,6 +99,13 @@ class LazyTensor(torch.Tensor):
             return 0
         return self.untyped_storage().data_ptr() + self.storage_offset() * self.element_size()
 
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, device="cpu").__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """A copy on the host: nobody else may see, or write to, the buffers of the device."""
+        return self.cpu().__dlpack__(**options)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return deepcopy_tensor(self, memo)
 

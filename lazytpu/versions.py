@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 
 import jax
@@ -11,7 +12,7 @@ from lazytpu.errors import VersionError
 
 SUPPORTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "torch": ((2, 10), (2, 16)),
-    "jax": ((0, 8), (0, 13)),
+    "jax": ((0, 9), (0, 13)),
 }
 """Package to (first supported version, first one that is not)."""
 
@@ -33,11 +34,13 @@ PRIVATE_TORCH = (
     "_C._dispatch_has_kernel",
     "_C._dispatch_has_kernel_for_dispatch_key",
     "_C._get_privateuse1_backend_name",
+    "_C._to_dlpack",
     "_decomp.decomposition_table",
     "_neg_view",
     "_ops.OpOverload",
     "_register_device_module",
     "_subclasses.fake_tensor.FakeTensorMode",
+    "_tensor._rebuild_from_type_v2",
     "_tensor_str._add_suffixes",
     "_tensor_str._tensor_str",
     "_utils._rebuild_parameter",
@@ -51,7 +54,10 @@ PRIVATE_TORCH = (
     "ops.aten.as_strided.default._handle.redispatch_boxed",
     "optim.optimizer._foreach_supported_types",
     "serialization.register_package",
+    "storage._new_dtypes",
+    "utils._pytree.tree_flatten",
     "utils._pytree.tree_map",
+    "utils._pytree.tree_unflatten",
 )
 """Every private name of torch that the package uses, below ``torch``."""
 
@@ -81,14 +87,13 @@ def check_version(package: str, version: str) -> None:
 def check_private(version: str) -> None:
     """Raises `VersionError` for the first name of `PRIVATE_TORCH` that torch does not have."""
     for path in PRIVATE_TORCH:
-        found: object = torch
-        for name in path.split("."):
-            found = getattr(found, name, None)
-        if found is None:
+        try:
+            pkgutil.resolve_name(f"torch.{path}")
+        except (ImportError, AttributeError):
             raise VersionError(
                 f"torch {version} has no torch.{path}, which lazytpu builds on",
                 do="install another version of torch, or a lazytpu made for this one",
-            )
+            ) from None
 
 
 def _text(version: tuple[int, int]) -> str:

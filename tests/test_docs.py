@@ -96,7 +96,8 @@ def test_page(page, tmp_path):
 
 
 def test_a_wrong_output_is_noticed():
-    page = "<!-- not run: no such name -->\n```python\nnothing\n```\n\n```python\nprint(1 + 1)\n```\n\n<!-- output -->\n\n```text\n3\n```\n"
+    shown_only = "<!-- not run: no such name -->\n```python\nnothing\n```\n\n"
+    page = shown_only + "```python\nprint(1 + 1)\n```\n\n<!-- output -->\n```text\n3\n```\n"
     ((block, shown),) = program_of(page)
     (printed,) = run_program([block.text], "page.py")
     assert shown is not None

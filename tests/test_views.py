@@ -244,6 +244,11 @@ MORE_WRITES: dict[str, Write] = {
 MORE_VIEWS = ("itself", "transpose", "select", "expand_overlapping", "as_strided", "slice_of_channels_last")
 
 
+# What these put where elements overlap does not depend on the order in which a kernel visits them.
+SETTING = [key for key in WRITES if key.startswith(("copy", "fill", "zero", "setitem", "index", "masked", "scatter", "out"))]
+UNORDERED = {"expand_overlapping": {"index_put_accumulate", "out_sum"}}
+
+
 def zero(v: torch.Tensor) -> torch.Tensor:
     """An index that stands for the first element."""
     return torch.tensor([0], device=v.device)
@@ -275,9 +280,10 @@ def compare(name: str, writes: dict[str, Write], device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_write_through_view(name: str, device: torch.device) -> None:
-    compare(name, WRITES, device)
+    overlapping = name in ("unfold_overlapping", "as_strided_overlapping")
+    compare(name, {key: WRITES[key] for key in SETTING} if overlapping else WRITES, device)
 
 
 @pytest.mark.parametrize("name", MORE_VIEWS)
 def test_more_writes(name: str, device: torch.device) -> None:
-    compare(name, MORE_WRITES, device)
+    compare(name, {k: w for k, w in MORE_WRITES.items() if k not in UNORDERED.get(name, ())}, device)

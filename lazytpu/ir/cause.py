@@ -65,7 +65,8 @@ def _parted(node: Node, siblings: list[Node]) -> Cause:
             other.site,
             "move what depends on data out of Python's control flow, for one with torch.where",
         )
-    other = min(same_op, key=lambda s: len(_differences(node, s)))
+    # the line it came from says more than how much differs; of several, the most recent
+    other = min(reversed(same_op), key=lambda s: (s.site != node.site, len(_differences(node, s))))
     for position, new, old in _differences(node, other):
         name = node.op.arguments[position].name
         found = _difference(node, other, name, new, old)

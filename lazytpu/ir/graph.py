@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from lazytpu.ir.layout import Layout
-from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.ir.printer import graph_text
+from lazytpu.ir.tree import Node, Number, Value, operands
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,6 @@ class Graph:
     @cached_property
     def key(self) -> str:
         """A hash of everything that decides what the graph computes; equal graphs have equal keys."""
-        from lazytpu.ir.printer import graph_text
-
         return hashlib.sha256(graph_text(self, sites=False, strides=False).encode()).hexdigest()
 
     def verify(self) -> None:
@@ -73,24 +71,6 @@ class Graph:
             known.update(v for v in node.values if v is not None)
         assert known.issuperset(self.outputs), "an output is not made by the graph"
         assert len(set(self.donated)) == len(self.donated) and all(0 <= d < len(self.inputs) for d in self.donated)
-
-
-def operands(node: Node) -> list[Any]:
-    """Every `Value` and `Number` among the arguments of a node, in order."""
-    found: list[Any] = []
-
-    def visit(x: Any) -> None:
-        if type(x) is Value or type(x) is Number:
-            found.append(x)
-        elif isinstance(x, (list, tuple)):
-            for e in x:
-                visit(e)
-
-    for x in node.args:
-        visit(x)
-    for x in node.kwargs.values():
-        visit(x)
-    return found
 
 
 def graph_of(last: Node, outputs: tuple[Value, ...], donated: tuple[Value, ...] = ()) -> Graph:

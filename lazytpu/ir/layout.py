@@ -37,6 +37,7 @@ class Layout:
         op: the view op (an `Op`, or the name of one) that leads from ``parent`` here, with ``args``;
             ``index`` is the position among its results for ops such as ``split``.
         contiguous: row-major without gaps.
+        overlapping: two indices may reach one element of memory, here or in a layout on the way to the root.
         children: view op and arguments to the layout (or tuple of layouts) it gives.
     """
 
@@ -50,6 +51,7 @@ class Layout:
         "index",
         "offset",
         "op",
+        "overlapping",
         "parent",
         "root",
         "size",
@@ -59,6 +61,7 @@ class Layout:
     def __init__(self, size: Size, stride: Size, offset: int, dtype: torch.dtype, bits: int = 0) -> None:
         self.size, self.stride, self.offset, self.dtype, self.bits = size, stride, offset, dtype, bits
         self.contiguous = prod(size) == 0 or _row_major(size, stride)
+        self.overlapping = overlaps(size, stride)
         self.children: dict[Any, Any] = {}
         self.by_geometry: dict[Any, Layout] = {}
         self.root: Layout = self
@@ -87,6 +90,7 @@ class Layout:
             return known
         made = Layout(*geometry)
         made.root, made.parent, made.op, made.args, made.index = self.root, self, op, args, index
+        made.overlapping = made.overlapping or self.overlapping
         if len(self.root.by_geometry) >= MAX_CHILDREN:
             self.root.by_geometry.clear()
         self.root.by_geometry[geometry] = made
@@ -162,8 +166,15 @@ def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two indices surely reach one element: a stride of 0 on a dimension longer than 1."""
-    return any(st == 0 and n > 1 for st, n in zip(stride, size, strict=True))
+    """Whether two indices may reach one element: no order of the dimensions nests them without overlap."""
+    if prod(size) == 0:
+        return False
+    last = 0  # the furthest element that the dimensions so far reach
+    for st, n in sorted((st, n) for st, n in zip(stride, size, strict=True) if n != 1):
+        if st <= last:
+            return True
+        last += st * (n - 1)
+    return False
 
 
 def memory_order(layout: Layout) -> Size:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazytpu.dtypes import short_name
-from lazytpu.ir.graph import Graph, operands
-from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.ir.tree import Node, Number, Value, operands
+
+if TYPE_CHECKING:
+    from lazytpu.ir.graph import Graph
 
 _NUMBER_TYPE = {"f": "f64[]", "i": "i64[]", "c": "c128[]"}
 _LETTER = {"f": "s", "i": "n", "c": "z"}

@@ -117,6 +117,24 @@ class Node:
         return nodes[::-1]
 
 
+def operands(node: Node) -> list[Any]:
+    """Every `Value` and `Number` among the arguments of a node, in order."""
+    found: list[Any] = []
+
+    def visit(x: Any) -> None:
+        if type(x) is Value or type(x) is Number:
+            found.append(x)
+        elif isinstance(x, (list, tuple)):
+            for e in x:
+                visit(e)
+
+    for x in node.args:
+        visit(x)
+    for x in node.kwargs.values():
+        visit(x)
+    return found
+
+
 class Trace:
     """The state of recording: one for the process.
 

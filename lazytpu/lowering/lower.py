@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 import lazytpu.lowering.rules  # noqa: F401  registers every rule
 from lazytpu.dtypes import to_numpy, to_torch, type_name
 from lazytpu.errors import LoweringError, UnsupportedOpError
-from lazytpu.ir.graph import Graph, operands
+from lazytpu.ir.graph import Graph
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.site import Site
-from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.ir.tree import Node, Number, Value, operands
 from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
 from lazytpu.lowering.registry import rule_of
 

@@ -14,7 +14,7 @@ from jax import lax
 
 _CORES = os.cpu_count() or 1
 PLACES = 256 * _CORES  # columns of one product: enough for the matrix kernel to be fast on every core
-COLUMN_BYTES = _CORES << 20  # memory for columns at a time: what second level caches hold
+COLUMN_BYTES = 3 * _CORES << 19  # memory for columns at a time: about what second level caches hold
 
 
 def _offsets(kernel, padding, dilation):

@@ -27,9 +27,7 @@ def _inputs(log_probs, targets, input_lengths, target_lengths, blank, count):
     """Emissions [time, batch, state], their labels, which states may be entered from two before, and lengths."""
     log_probs = log_probs if log_probs.ndim == 3 else log_probs[:, None]
     batch = log_probs.shape[1]
-    lengths, target_lengths = (
-        jnp.asarray(n, jnp.int32).reshape(-1) for n in (input_lengths, target_lengths)
-    )
+    lengths, target_lengths = (jnp.asarray(n, jnp.int32).reshape(-1) for n in (input_lengths, target_lengths))
     states = _states(targets, target_lengths, blank, batch, count)
     emitted = jnp.take_along_axis(log_probs, jnp.broadcast_to(states, (len(log_probs), batch, count)), 2, mode="clip")
     jumps = jnp.pad(states[:, 2:] != states[:, :-2], ((0, 0), (2, 0)))

@@ -45,6 +45,7 @@ def _size(shape, dims):
 
 
 def _positive(dims, ndim):
+    """``dims`` counted from the front."""
     return [d % ndim for d in dims]
 
 

@@ -86,7 +86,9 @@ def grid_sampler(out, x, grid, interpolation_mode, padding_mode, align_corners):
 
 
 @lowers(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
-def grid_sampler_backward(out, grad, x, grid, interpolation_mode, padding_mode, align_corners, output_mask=(True, True)):
+def grid_sampler_backward(
+    out, grad, x, grid, interpolation_mode, padding_mode, align_corners, output_mask=(True, True)
+):
     dtype = compute_dtype(x.dtype)
 
     def sample(x, grid):

@@ -1,4 +1,4 @@
-"""Products and functions of matrices that need no factorization: cross, exponential."""
+"""Products and functions that need no factorization: cross product, exponential, power sums."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,3 +55,16 @@ def linalg_matrix_exp(out, a):
 
     start = (jnp.zeros((), jnp.int32), _pade(a * scale))
     return lax.while_loop(lambda state: state[0] < jnp.max(count), square, start)[1]
+
+
+@lowers(aten._compute_linear_combination.default)
+def compute_linear_combination(out, terms, coefficients):
+    return jnp.tensordot(coefficients, terms, 1)
+
+
+@lowers(aten.linalg__powsum.default)
+def linalg_powsum(out, a, ord=2, dim=None, keepdim=False, *, dtype=None):
+    wide = jnp.promote_types(out.dtype, jnp.float32)
+    size = jnp.abs(a).astype(wide)
+    axes = None if dim is None or len(dim) == 0 else tuple(dim)
+    return jnp.sum(size ** jnp.asarray(ord, wide), axes, keepdims=keepdim).astype(out.dtype)

@@ -88,8 +88,8 @@ def _factor(a, conj):
         ld2 = ld2.at[:, j].set(jnp.where(rows == j, f, wy))
         one = pivots.at[k].set(pivot + 1)
         two = pivots.at[k].set(-pivot - 1).at[j].set(-pivot - 1)
-        pick = lambda two_columns, one_column: jnp.where(double, two_columns, one_column)  # noqa: E731
-        return target + 1, pick(s2, s1), pick(ld2, ld1), pick(two, one), info
+        taken = [jnp.where(double, *choice) for choice in ((s2, s1), (ld2, ld1), (two, one))]
+        return target + 1, *taken, info
 
     zero = jnp.zeros((), jnp.int32)
     start = (zero, full, jnp.zeros_like(a), jnp.zeros(n, jnp.int32), zero)

@@ -113,9 +113,7 @@ def _soft_margin_slope(x, target):
 _pointwise_loss(
     aten.mse_loss.default, aten.mse_loss_backward.default, lambda x, t: (x - t) * (x - t), lambda x, t: 2 * (x - t)
 )
-_pointwise_loss(
-    aten.smooth_l1_loss.default, aten.smooth_l1_loss_backward.default, _smooth_l1, _smooth_l1_slope, "beta"
-)
+_pointwise_loss(aten.smooth_l1_loss.default, aten.smooth_l1_loss_backward.default, _smooth_l1, _smooth_l1_slope, "beta")
 _pointwise_loss(aten.huber_loss.default, aten.huber_loss_backward.default, _huber, _huber_slope, "delta")
 _pointwise_loss(
     aten.soft_margin_loss.default,

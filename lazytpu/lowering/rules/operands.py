@@ -50,6 +50,8 @@ def cast(x: Any, dtype: Any) -> Any:
         x = lax.real(x)
     if dtype == _BOOL:
         return lax.ne(x, lax.full_like(x, 0))
+    if x.dtype == _BOOL and not is_integral(dtype):
+        x = lax.convert_element_type(x, np.uint8)  # XLA makes a select of convert(bool) * y, which hides 0 * NaN
     if is_floating(x.dtype) and is_integral(dtype) and dtype.itemsize <= 2:
         x = lax.convert_element_type(x, np.int64)  # C casts through a wider integer, so it wraps; XLA would saturate
     return lax.convert_element_type(x, dtype)

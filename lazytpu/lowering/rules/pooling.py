@@ -64,7 +64,7 @@ def _reduce_max(taps, axis, positions, length, index):
         better = tap > best
         if jnp.issubdtype(tap.dtype, jnp.floating):
             better = better | (tap != tap)
-        best, where = lax.select(better, tap, best), lax.select(better, at, where)
+        best, where = lax.max(best, tap), lax.select(better, at, where)
     return best, where
 
 
@@ -107,29 +107,44 @@ def scattered(out, values, indices, n):
     return zeros.at[rows, indices].add(values.astype(zeros.dtype)).reshape(out.shape).astype(out.dtype)
 
 
+def _seen_from_input(x, lead, spatial, stride, padding, shift, fill):
+    """For each element of the input, what ``x`` holds for the last window but ``shift`` that may cover it."""
+    for i, (length, s, p) in enumerate(zip(spatial, stride, padding, strict=True)):
+        axis, windows = lead + i, (length - 1 + p) // s + 1
+        pads = [(0, 0, 0)] * x.ndim
+        pads[axis] = (shift[i], windows - shift[i] - x.shape[axis], 0)
+        x = jnp.repeat(lax.pad(x, jnp.asarray(fill, x.dtype), pads), s, axis)
+        x = lax.slice_in_dim(x, p, p + length, 1, axis)
+    return x
+
+
+def _claimed(grad, indices, spatial, stride, padding, cover):
+    """Gradient of planes [plane, *spatial]: each element takes from the windows over it what is marked as its own."""
+    own, shape = 0, (len(grad), *spatial)
+    for i, length in enumerate(spatial):
+        own = own * length + lax.broadcasted_iota(jnp.int32, shape, i + 1)
+    total = None
+    for shift in np.ndindex(*cover):
+        how = 1, spatial, stride, padding, shift
+        at, value = _seen_from_input(indices, *how, -1), _seen_from_input(grad, *how, 0)
+        part = lax.select(at == own, value, lax.full_like(value, 0))
+        total = part if total is None else total + part
+    return total
+
+
 def _max_pool_backward(out, grad, indices, n, kernel, stride, padding, dilation):
-    """Each tap of the window claims the gradients whose index is its own position, and lays them out."""
     kernel, stride, padding = _window(kernel, stride, padding, n)
     dilation, lead = _per_dim(dilation, n), grad.ndim - n
-    if 0 in grad.shape or np.prod(kernel) > MOST_TAPS:
+    cover = [-(-((k - 1) * d + 1) // s) for k, d, s in zip(kernel, dilation, stride, strict=True)]
+    if 0 in grad.shape or np.prod(cover) > MOST_TAPS:
         return scattered(out, grad, indices, n)
-    sizes, spatial = grad.shape[lead:], out.shape[lead:]
-    dtype = compute_dtype(out.dtype)
-    indices, grad = indices.astype(jnp.int32), grad.astype(dtype)
-    zero, total = jnp.zeros((), dtype), None
-    for tap in np.ndindex(*kernel):
-        flat, pads = 0, [(0, 0, 0)] * lead
-        for i, j in enumerate(tap):
-            start = j * dilation[i] - padding[i]
-            position = np.arange(sizes[i]) * stride[i] + start
-            # Positions off the input must match nothing, also after folding into one flat index.
-            off = (position < 0) | (position >= spatial[i])
-            flat = flat * spatial[i] + _along(lead + i, grad.ndim, np.where(off, -(2**20), position))
-            pads.append((start, spatial[i] - start - (sizes[i] - 1) * stride[i] - 1, stride[i] - 1))
-        part = lax.select(indices == flat, grad, lax.full_like(grad, 0))
-        part = lax.pad(part, zero, pads)
-        total = part if total is None else total + part
-    return total.astype(out.dtype)
+    planes, spatial = int(np.prod(grad.shape[:lead])), out.shape[lead:]
+    # The loop is there for its operands: XLA would otherwise find the indices again at every element.
+    turns = next((c for c in (2, 3, 5, 7) if planes % c == 0), 1)
+    shape = (turns, planes // turns, *grad.shape[lead:])
+    grad, indices = grad.astype(compute_dtype(out.dtype)).reshape(shape), indices.astype(jnp.int32).reshape(shape)
+    parts = lax.map(lambda part: _claimed(*part, spatial, stride, padding, cover), (grad, indices))
+    return parts.reshape(out.shape).astype(out.dtype)
 
 
 @lowers(aten.max_pool2d_with_indices_backward.default)

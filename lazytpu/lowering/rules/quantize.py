@@ -13,6 +13,7 @@ aten = torch.ops.aten
 
 
 def _rounded(x):
+    """The nearest whole number, the even one of two."""
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 

@@ -23,8 +23,8 @@ def _columns(x, kernel, dilation, padding, stride):
     ]
     taps = []
     for tap in np.ndindex(*kernel):
+        part = x
         for axis, (i, d, n, s) in enumerate(zip(tap, dilation, counts, stride, strict=True), x.ndim - 2):
-            part = x if axis == x.ndim - 2 else part
             part = lax.slice_in_dim(part, i * d, i * d + (n - 1) * s + 1, s, axis)
         taps.append(part)
     return jnp.stack(taps, len(lead) + 1).reshape(*lead, channels * len(taps), int(np.prod(counts)))

@@ -96,8 +96,8 @@ def _dense(index, weights, length, dtype):
     """The [size, length] matrix of the weights, made of comparisons so that the graph holds no large constant."""
     columns = jnp.arange(length)
     weights = np.ones(index.shape) if weights is None else weights
-    parts = (jnp.where(columns == i[:, None], jnp.asarray(w, dtype)[:, None], 0) for i, w in zip(index.T, weights.T))
-    return sum(parts)
+    taps = zip(index.T, weights.T, strict=True)
+    return sum(jnp.where(columns == i[:, None], jnp.asarray(w, dtype)[:, None], 0) for i, w in taps)
 
 
 def _product(x, axis, matrix, contract):

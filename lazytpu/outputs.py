@@ -1,0 +1,73 @@
+"""The kernels of ``out=`` overloads: the functional twin, then a copy into what was given."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lazytpu.ir.layout import Geometry
+from lazytpu.kernels import Kernel, call_meta, on_other_device
+from lazytpu.record import cell_of, lock
+from lazytpu.rehearsal import call_form, check_overlap, outputs_of
+from lazytpu.schema import OpOverload, aten
+from lazytpu.views import write_cast
+
+
+def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
+    """The kernel of an ``out=`` overload: the functional twin, then a copy into what was given."""
+    names = [a.name for a in overload._schema.arguments if a.is_out]
+    positions = {a.name: i for i, a in enumerate(overload._schema.arguments)}
+    returned = len(overload._schema.returns)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if on_other_device(args, kwargs):
+            return call_meta(overload, args, kwargs)
+        args, kwargs = call_form(overload, args, kwargs)
+        given = args[: min((positions[n] for n in names), default=len(args))]
+        outs = [kwargs[n] if n in kwargs else args[positions[n]] for n in names]
+        flat_outs = [t for o in outs for t in (o if isinstance(o, (list, tuple)) else [o])]
+        rest = {k: v for k, v in kwargs.items() if k not in names}
+        with lock:
+            places = outputs_of(overload, args, kwargs, flat_outs)
+            check_overlap(overload, args, kwargs, flat_outs)
+            results = twin(*given, **_factory_arguments(twin, outs, rest))
+            flat = results if isinstance(results, (list, tuple)) else [results]
+            flat = [t for r in flat for t in (r if isinstance(r, (list, tuple)) else [r])]
+            for i, (out, result) in enumerate(zip(flat_outs, flat, strict=True)):
+                _fit(out, result.shape, None if places is None else places[i])
+                write_cast(cell_of(out), cell_of(result))
+        return None if returned == 0 else outs[0] if returned == 1 else tuple(outs)
+
+    return kernel
+
+
+def _factory_arguments(twin: OpOverload, outs: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = {a.name for a in twin._schema.arguments}
+    if "device" in names and outs:
+        return {**kwargs, "device": outs[0].device, **({"dtype": outs[0].dtype} if "dtype" in names else {})}
+    if "dtype" in names and "dtype" not in kwargs and outs and twin._schema.name in _DTYPE_OF_OUT:
+        return {**kwargs, "dtype": outs[0].dtype}
+    return kwargs
+
+
+_DTYPE_OF_OUT = {"aten::sum", "aten::prod", "aten::mean", "aten::nansum", "aten::cumsum", "aten::cumprod"}
+
+
+def _fit(out: torch.Tensor, size: torch.Size, place: Geometry | None) -> None:
+    """Resizes a tensor given as ``out=`` where its size is not that of the result."""
+    if out.shape == size:
+        return
+    if out.numel():
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+            f"match the required output shape {list(size)}. This behavior is deprecated, and in a future PyTorch "
+            "release outputs will not be resized unless they have zero elements. You can explicitly reuse an out "
+            "tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
+            stacklevel=3,
+        )
+    aten.resize_.default(out, size)
+    if place is not None and out.stride() != place[1]:
+        aten.as_strided_.default(out, *place[:3])

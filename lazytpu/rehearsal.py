@@ -1,0 +1,195 @@
+"""What torch does to tensors that lie in memory as the given ones do: its own answer, on stand-ins.
+
+Whether an op may write to overlapping memory, and what it makes of a tensor given as ``out=``, differs
+from op to op.  Torch is asked once for each op and way to lie, on meta tensors where the meta kernel knows
+and on CPU tensors of zeros where it does not, and the answer is kept.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from lazytpu.ir.layout import Geometry, Layout
+from lazytpu.record import cell_of, is_device_tensor
+from lazytpu.schema import ABSENT, OpOverload
+from lazytpu.storage import Storage, resolve
+
+_OVERLAP = "unsupported operation: "  # how torch's errors about overlapping memory begin
+_MAX_KNOWN = 4096
+_may_overlap: dict[Any, str] = {}  # key to the error, empty where torch allows it
+_outputs: dict[Any, tuple[Geometry, ...] | None] = {}
+
+
+def call_form(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments without `ABSENT` ones."""
+    if any(x is ABSENT for x in args):
+        first = next(i for i, x in enumerate(args) if x is ABSENT)
+        names = [a.name for a in overload._schema.arguments]
+        kwargs = {**dict(zip(names[first:], args[first:], strict=False)), **kwargs}
+        args = args[:first]
+    return args, {k: v for k, v in kwargs.items() if v is not ABSENT}
+
+
+def stand_in(root: Layout, layout: Layout, device: str = "meta", memory: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor that lies as ``layout`` in ``memory``, or in new memory as large as a storage of layout ``root``."""
+    if memory is None:
+        memory = torch.zeros(prod(root.size) * root.dtype.itemsize, dtype=torch.uint8, device=device)
+    tensor = torch.empty(0, dtype=layout.dtype, device=device)
+    tensor.set_(memory.untyped_storage(), layout.offset, layout.size, layout.stride)
+    if layout.bits & 1:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if layout.bits & 2 else tensor
+
+
+def check_overlap(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], targets: Sequence[Any]) -> None:
+    """Raises torch's error where what an op writes overlaps with itself, or with what it reads, and must not.
+
+    Args:
+        targets: the tensors among the arguments that are written.
+    """
+    if not any(_is_suspect(t, overload, _tensors((args, kwargs))) for t in targets if is_device_tensor(t)):
+        return
+    key = (overload, _way_to_lie((args, kwargs)))
+    error = _may_overlap.get(key)
+    if error is None:
+        _make_room(_may_overlap)
+        error = _may_overlap[key] = _overlap_error(overload, args, kwargs)
+    if error:
+        raise RuntimeError(error)
+
+
+def _is_suspect(target: torch.Tensor, overload: OpOverload, operands: Iterator[torch.Tensor]) -> bool:
+    """Whether memory of ``target`` may be reached twice; pointwise ops may write to what they read."""
+    storage, layout = resolve(cell_of(target))
+    if layout.overlapping:
+        return True
+    first, last = _extent(layout)
+    itself = 0
+    for tensor in operands:
+        if tensor is target:
+            itself += 1
+            continue
+        other, read = resolve(cell_of(tensor))
+        if other is storage:
+            begin, end = _extent(read)
+            if begin < last and first < end:
+                return True
+    return itself > 1 and torch.Tag.pointwise not in overload.tags
+
+
+def _extent(layout: Layout) -> tuple[int, int]:
+    """First byte of a layout, and the byte after its last."""
+    if not prod(layout.size):
+        return 0, 0
+    last = layout.offset + sum((n - 1) * st for n, st in zip(layout.size, layout.stride, strict=True))
+    return layout.offset * layout.dtype.itemsize, (last + 1) * layout.dtype.itemsize
+
+
+def _overlap_error(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    state = torch.get_rng_state()
+    try:
+        _rehearse(overload, args, kwargs, "cpu")
+    except Exception as error:  # zeros may be out of an op's domain, which says nothing about memory
+        return str(error) if str(error).startswith(_OVERLAP) else ""
+    finally:
+        torch.set_rng_state(state)
+    return ""
+
+
+def outputs_of(
+    overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[torch.Tensor]
+) -> tuple[Geometry, ...] | None:
+    """Where tensors given as ``out=`` lie after the op; None where torch's meta kernels do not know.
+
+    Raises:
+        Whatever torch raises for these arguments.
+    """
+    key = (overload, _way_to_lie((args, kwargs)))
+    if key not in _outputs:
+        _make_room(_outputs)
+        _outputs[key] = _rehearse_outputs(overload, args, kwargs, outs)
+    return _outputs[key]
+
+
+def _rehearse_outputs(
+    overload: OpOverload, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]
+) -> tuple[Geometry, ...] | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a resized output is warned of by who resizes it
+            metas = _rehearse(overload, args, kwargs, "meta")
+    except NotImplementedError:
+        return None
+    except Exception as error:  # the CPU's words differ from those of meta kernels written in Python
+        _rehearse(overload, args, kwargs, "cpu")
+        raise error
+    found = (metas[id(out)] for out in outs)
+    return tuple((tuple(m.shape), m.stride(), m.storage_offset(), m.dtype, m.is_conj() + 2 * m.is_neg()) for m in found)
+
+
+def _rehearse(overload: OpOverload, args: Any, kwargs: Any, device: str) -> dict[int, torch.Tensor]:
+    """Calls an op with stand-ins that share memory as the tensors do; returns them by the tensors' ids."""
+    memories: dict[Storage, torch.Tensor] = {}
+    made: dict[int, torch.Tensor] = {}
+
+    def replace(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [replace(e) for e in x]
+        if not isinstance(x, torch.Tensor):
+            return torch.device(device) if isinstance(x, torch.device) else x
+        if id(x) not in made:
+            if is_device_tensor(x):
+                storage, layout = resolve(cell_of(x))
+                if storage not in memories:
+                    memories[storage] = stand_in(storage.layout, storage.layout, device)
+                made[id(x)] = stand_in(storage.layout, layout, device, memories[storage])
+            else:
+                made[id(x)] = torch.zeros_like(x, device=device)
+        return made[id(x)]
+
+    args, kwargs = call_form(overload, args, kwargs)
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        overload(*replace(args), **{k: replace(v) for k, v in kwargs.items()})
+    return made
+
+
+def _tensors(x: Any) -> Iterator[torch.Tensor]:
+    """The device tensors in a nest of arguments."""
+    if isinstance(x, (list, tuple)):
+        for e in x:
+            yield from _tensors(e)
+    elif isinstance(x, dict):
+        yield from _tensors(tuple(x.values()))
+    elif is_device_tensor(x):
+        yield x
+
+
+def _way_to_lie(arguments: Any) -> Any:
+    """A key of all that a rehearsal depends on: for tensors, which share a storage and how each lies in it."""
+    storages: dict[Storage, int] = {}
+    tensors: dict[int, int] = {}
+
+    def key(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return tuple([key(e) for e in x])
+        if isinstance(x, dict):
+            return tuple([(k, key(v)) for k, v in x.items()])
+        if is_device_tensor(x):
+            storage, layout = resolve(cell_of(x))
+            same = tensors.setdefault(id(x), len(tensors))
+            return same, storages.setdefault(storage, len(storages)), storage.layout, layout.geometry
+        if isinstance(x, torch.Tensor):
+            return x.dtype, tuple(x.shape)
+        return type(x) if isinstance(x, (float, complex)) else (type(x), x)
+
+    return key(arguments)
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    if len(known) >= _MAX_KNOWN:
+        known.clear()
