@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _foreach_supported_types
 
-from lazytpu import accelerator, autocast, fast, fork, geometry, host, modules, saving, torch_module
+from lazytpu import accelerator, autocast, composites, fast, fork, geometry, host, modules, saving, torch_module
 from lazytpu.config import config
 from lazytpu.errors import VersionError
 from lazytpu.kernels import functional, in_place, view
@@ -128,7 +128,16 @@ def _device_overload(full: str) -> OpOverload | None:
         return None
     if full[6:].partition(".")[0] in _LEAVE_TO_TORCH:
         return None
-    return _overload(full)
+    overload = _overload(full)
+    return None if overload is not None and _answers_in_cpp(full, overload) else overload
+
+
+def _answers_in_cpp(full: str, overload: OpOverload) -> bool:
+    """Whether torch has a kernel for every device that gives no tensor (`allclose`, `is_same_size`)."""
+    if full.removeprefix("aten::") in special or any("Tensor" in str(r.type) for r in overload._schema.returns):
+        return False
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeExplicitAutograd")
+    return bool(overload._schema.returns) and bool(composite)
 
 
 def _overload(full: str) -> OpOverload | None:

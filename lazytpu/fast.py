@@ -63,7 +63,7 @@ def functional(op: Op, general: Kernel) -> Kernel:
     lines += _commit(op, ["s.value = node.value", "s.step = step"])
     lines += [
         "lay = s.layout = node.layout",
-        "if not lay.contiguous: return make(s)",
+        "if not lay.as_created: return make(s)",
         "t = create(lay.size, lay.dtype)",
         "t.untyped_storage()._s = s",
         "t.__class__ = LazyTensor",

@@ -18,7 +18,7 @@ from lazytpu.ir import site
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Value
 from lazytpu.record import MixedDevicesError, cell_of, is_device_tensor, lock, record, results_of
-from lazytpu.rehearsal import call_form, check_overlap, stand_in
+from lazytpu.rehearsal import call_form, check_overlap, entangled, stand_in
 from lazytpu.schema import ABSENT, Op, OpOverload, aten, op_of
 from lazytpu.storage import Cell, Storage, cell_at, new_storage, resolve
 from lazytpu.tensor import LazyTensor, make, make_view
@@ -162,13 +162,14 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
     op = op_of(overload, twin)
     schema = overload._schema
     written = [op.positions[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    read = [i for i, a in enumerate(op.arguments) if a.kind in ("tensor", "tensors") and i not in written]
     returned = len(schema.returns)
+    pointwise = torch.Tag.pointwise in overload.tags
+    lists = schema.name.startswith("aten::_foreach")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         bound = op.bind(args, kwargs)
-        targets: list[Any] = []
-        for i in written:
-            targets += bound[i] if isinstance(bound[i], (list, tuple)) else [bound[i]]
+        targets = flat([bound[i] for i in written])
         made: dict[Value, Storage] = {}
 
         def compute() -> list[tuple[Cell, Value | None]]:
@@ -177,7 +178,10 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
 
         try:
             with lock:
-                check_overlap(overload, args, kwargs, targets)
+                if entangled(targets, flat([bound[i] for i in read]), pointwise=pointwise):
+                    if lists:  # torch's composition of it writes one tensor after the other, as eager does
+                        return overload.redispatch(META, *args, **kwargs)
+                    check_overlap(overload, args, kwargs)
                 cells = [cell_of(target) for target in targets]
                 write(compute, held=cells)
         except MixedDevicesError:
@@ -190,6 +194,11 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
         return results[0] if returned == 1 else tuple(results)
 
     return kernel
+
+
+def flat(bound: Sequence[Any]) -> list[Any]:
+    """Arguments, those of lists one by one."""
+    return [x for b in bound for x in (b if isinstance(b, (list, tuple)) else (b,))]
 
 
 def unsupported(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> UnsupportedOpError:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from lazytpu.ir.layout import Geometry
-from lazytpu.kernels import Kernel, call_meta, on_other_device
+from lazytpu.kernels import Kernel, call_meta, flat, on_other_device
 from lazytpu.record import cell_of, lock
-from lazytpu.rehearsal import call_form, check_overlap, outputs_of
+from lazytpu.rehearsal import call_form, check_overlap, entangled, outputs_of
 from lazytpu.schema import OpOverload, aten
 from lazytpu.views import write_cast
 
@@ -21,6 +21,7 @@ def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
     names = [a.name for a in overload._schema.arguments if a.is_out]
     positions = {a.name: i for i, a in enumerate(overload._schema.arguments)}
     returned = len(overload._schema.returns)
+    pointwise = torch.Tag.pointwise in overload.tags
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if on_other_device(args, kwargs):
@@ -28,15 +29,15 @@ def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
         args, kwargs = call_form(overload, args, kwargs)
         given = args[: min((positions[n] for n in names), default=len(args))]
         outs = [kwargs[n] if n in kwargs else args[positions[n]] for n in names]
-        flat_outs = [t for o in outs for t in (o if isinstance(o, (list, tuple)) else [o])]
+        flat_outs = flat(outs)
         rest = {k: v for k, v in kwargs.items() if k not in names}
         with lock:
             places = outputs_of(overload, args, kwargs, flat_outs)
-            check_overlap(overload, args, kwargs, flat_outs)
+            if entangled(flat_outs, flat([*given, *rest.values()]), pointwise=pointwise):
+                check_overlap(overload, args, kwargs)
             results = twin(*given, **_factory_arguments(twin, outs, rest))
-            flat = results if isinstance(results, (list, tuple)) else [results]
-            flat = [t for r in flat for t in (r if isinstance(r, (list, tuple)) else [r])]
-            for i, (out, result) in enumerate(zip(flat_outs, flat, strict=True)):
+            results = flat(results if isinstance(results, (list, tuple)) else [results])
+            for i, (out, result) in enumerate(zip(flat_outs, results, strict=True)):
                 _fit(out, result.shape, None if places is None else places[i])
                 write_cast(cell_of(out), cell_of(result))
         return None if returned == 0 else outs[0] if returned == 1 else tuple(outs)

@@ -69,6 +69,7 @@ def _load_storage(storage: Storage, step: int) -> Value:
         value = record(EMPTY, [list(layout.size), layout.dtype], layouts=(layout,)).value
         commit({storage: value}, step)
         return value  # type: ignore[no-any-return]
+    trace.refuse_if_closed()
     inputs, entry = trace.inputs, (storage, storage.buffer, storage.shared)
     inputs.append(entry)
     index = len(inputs) - 1
@@ -144,6 +145,7 @@ def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None =
         Whatever torch raises for these arguments; the cursor then stands where it was.
     """
     with lock:
+        trace.refuse_if_closed()
         while True:
             step = trace.step
             numbers: list[Any] = []

@@ -8,7 +8,7 @@ and on CPU tensors of zeros where it does not, and the answer is kept.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from lazytpu.ir.layout import Geometry, Layout
 from lazytpu.record import cell_of, is_device_tensor
 from lazytpu.schema import ABSENT, OpOverload
-from lazytpu.storage import Storage, resolve
+from lazytpu.storage import Alias, Storage, resolve, storage_of
 
 _OVERLAP = "unsupported operation: "  # how torch's errors about overlapping memory begin
 _MAX_KNOWN = 4096
@@ -46,14 +46,25 @@ def stand_in(root: Layout, layout: Layout, device: str = "meta", memory: torch.T
     return torch._neg_view(tensor) if layout.bits & 2 else tensor
 
 
-def check_overlap(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], targets: Sequence[Any]) -> None:
-    """Raises torch's error where what an op writes overlaps with itself, or with what it reads, and must not.
+def entangled(written: Sequence[Any], read: Iterable[Any], *, pointwise: bool) -> bool:
+    """Whether memory that an op writes may be reached in another way: by the same tensor, or by another one.
 
     Args:
-        targets: the tensors among the arguments that are written.
+        written, read: the tensors among the arguments, other things are passed over.
+        pointwise: an element that is read depends on no other, so reading the very tensor that is written is safe.
     """
-    if not any(_is_suspect(t, overload, _tensors((args, kwargs))) for t in targets if is_device_tensor(t)):
-        return
+    cells = [cell_of(t) for t in written if is_device_tensor(t)]
+    storages = {storage_of(cell) for cell in cells}
+    if len(storages) < len(cells) or any([type(cell) is Alias and cell.layout.overlapping for cell in cells]):
+        return True
+    others = [cell_of(t) for t in read if is_device_tensor(t)]
+    if storages.isdisjoint([storage_of(cell) for cell in others]):
+        return False
+    return not pointwise or any([storage_of(cell) in storages and cell not in cells for cell in others])
+
+
+def check_overlap(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raises torch's error where an op must not write to memory that is `entangled`."""
     key = (overload, _way_to_lie((args, kwargs)))
     error = _may_overlap.get(key)
     if error is None:
@@ -61,33 +72,6 @@ def check_overlap(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, A
         error = _may_overlap[key] = _overlap_error(overload, args, kwargs)
     if error:
         raise RuntimeError(error)
-
-
-def _is_suspect(target: torch.Tensor, overload: OpOverload, operands: Iterator[torch.Tensor]) -> bool:
-    """Whether memory of ``target`` may be reached twice; pointwise ops may write to what they read."""
-    storage, layout = resolve(cell_of(target))
-    if layout.overlapping:
-        return True
-    first, last = _extent(layout)
-    itself = 0
-    for tensor in operands:
-        if tensor is target:
-            itself += 1
-            continue
-        other, read = resolve(cell_of(tensor))
-        if other is storage:
-            begin, end = _extent(read)
-            if begin < last and first < end:
-                return True
-    return itself > 1 and torch.Tag.pointwise not in overload.tags
-
-
-def _extent(layout: Layout) -> tuple[int, int]:
-    """First byte of a layout, and the byte after its last."""
-    if not prod(layout.size):
-        return 0, 0
-    last = layout.offset + sum((n - 1) * st for n, st in zip(layout.size, layout.stride, strict=True))
-    return layout.offset * layout.dtype.itemsize, (last + 1) * layout.dtype.itemsize
 
 
 def _overlap_error(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
@@ -156,17 +140,6 @@ def _rehearse(overload: OpOverload, args: Any, kwargs: Any, device: str) -> dict
     with torch.no_grad(), torch._C.DisableTorchFunction():
         overload(*replace(args), **{k: replace(v) for k, v in kwargs.items()})
     return made
-
-
-def _tensors(x: Any) -> Iterator[torch.Tensor]:
-    """The device tensors in a nest of arguments."""
-    if isinstance(x, (list, tuple)):
-        for e in x:
-            yield from _tensors(e)
-    elif isinstance(x, dict):
-        yield from _tensors(tuple(x.values()))
-    elif is_device_tensor(x):
-        yield x
 
 
 def _way_to_lie(arguments: Any) -> Any:

@@ -201,11 +201,21 @@ def _cover(name: str, ours: Callable[..., Any]) -> None:
 
     @functools.wraps(theirs)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if type(self) is torch.Tensor and self.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+        if _is_unseen(self):
             return ours(lazy(self), *args, **kwargs)
         return theirs(self, *args, **kwargs)
 
     setattr(torch.Tensor, name, method)
+
+
+def _is_unseen(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is ours but not of our class; the wrappers of torch.func are neither."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == LazyTensor.device_type  # type: ignore[attr-defined]
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not torch._is_functional_tensor(tensor)
+    )
 
 
 def _to_dlpack(tensor: torch.Tensor) -> Any:

@@ -13,7 +13,7 @@ from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
 from lazytpu.ir.tree import Value
 from lazytpu.kernels import META, new_storages, on_other_device, record_new
 from lazytpu.record import cell_of, is_device_tensor, load, lock, record
-from lazytpu.rehearsal import check_overlap
+from lazytpu.rehearsal import check_overlap, entangled
 from lazytpu.schema import aten, op_of
 from lazytpu.step import read
 from lazytpu.storage import Cell, Storage, new_storage, resolve, write_buffer
@@ -106,7 +106,8 @@ def copy_(dst: torch.Tensor, src: Any, non_blocking: bool = False) -> torch.Tens
         return dst
     if src is dst:
         return dst
-    check_overlap(aten.copy_.default, (dst, src), {}, (dst,))
+    if entangled([dst], [src], pointwise=True):
+        check_overlap(aten.copy_.default, (dst, src), {})
     if is_device_tensor(src):
         write_cast(cell_of(dst), cell_of(src))
     else:
@@ -207,7 +208,8 @@ def fill_tensor(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(
             f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions."
         )
-    check_overlap(aten.fill_.Tensor, (tensor, value), {}, (tensor,))
+    if entangled([tensor], [value], pointwise=False):
+        check_overlap(aten.fill_.Tensor, (tensor, value), {})
     if not is_device_tensor(value):
         return _fill(tensor, value.item())
     write_cast(cell_of(tensor), cell_of(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -34,7 +35,7 @@ def live_storages() -> list[Storage]:
 
     Somebody holds a storage when its reference count is above that of one only the lists here refer to.
     """
-    step = trace.step
+    step = trace.recorded_step
     return [s for s in trace.pending if sys.getrefcount(s) > _UNHELD and s.step == step]
 
 
@@ -71,19 +72,28 @@ def cut(reason: str) -> None:
         reason: what forced it, for the report.
     """
     with record.lock:
-        live = live_storages()
-        if trace.cursor.depth == 0:
-            _adopt_inputs(live)
-            trace.pending.clear()
-            trace.next_step()
-            return
+        trace.refuse_if_closed()
+        collecting = gc.isenabled()
         try:
-            _cut(live, reason)
-        except Exception as error:
-            # The traceback would keep the frames below, and so every live tensor, for as long as somebody keeps
-            # the error: a tensor freed after running out of memory would be computed again.
-            del live
-            raise error.with_traceback(None)  # noqa: B904
+            gc.disable()  # it would run finalizers, and what they record now would be lost
+            trace.close()
+            live = live_storages()
+            if trace.cursor.depth:
+                _cut(live, reason)
+            else:
+                _adopt_inputs(live)
+                _next_step()
+        finally:
+            try:
+                trace.reopen()
+            finally:
+                if collecting:
+                    gc.enable()
+
+
+def _next_step() -> None:
+    trace.pending.clear()
+    trace.next_step()
 
 
 def plan_pending() -> tuple[_Plan, list[Storage], Any]:
@@ -104,8 +114,7 @@ def _cut(live: list[Storage], reason: str) -> None:
     with uninterrupted():
         buffers = {} if plan is None else _run(plan, outputs)
         _store(live, buffers)
-        trace.pending.clear()
-        trace.next_step()
+        _next_step()
     metrics.count("cut")
     if reason != "mark_step":
         metrics.count(f"cut: {reason}")
@@ -183,7 +192,7 @@ def _donated(live: list[Storage]) -> tuple[Value, ...]:
 
     These are buffers of storages that were overwritten or have died, unless someone else holds them.
     """
-    step = trace.step
+    step = trace.recorded_step
     kept = {s.value for s in live if s.value.node is None}
     owners: dict[int, int] = {}
     for _, buffer, _ in trace.inputs:

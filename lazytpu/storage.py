@@ -76,6 +76,12 @@ def resolve(cell: Cell) -> tuple[Storage, Layout]:
     return storage, layout
 
 
+def storage_of(cell: Cell) -> Storage:
+    """The storage that really holds a cell's contents."""
+    storage: Storage = cell.storage if type(cell) is Alias else cell  # type: ignore[assignment]
+    return storage if storage.moved is None else resolve(storage)[0]
+
+
 def cell_at(storage: Storage, layout: Layout) -> Cell:
     """The cell of a tensor that lies in ``storage`` as ``layout``."""
     return storage if layout is storage.layout else Alias(storage, layout)
@@ -93,8 +99,8 @@ def commit(contents: dict[Storage, Value], step: int, held: dict[Storage, Value]
             storage.dirty = step
             trace.pending.append(storage)
     collecting = gc.isenabled()
-    gc.disable()  # it would run finalizers, which may cut
     try:
+        gc.disable()  # it would run finalizers, which may cut
         if trace.step != step or held and any(s.step != step or s.value is not v for s, v in held.items()):
             return False
         for storage, value in contents.items():

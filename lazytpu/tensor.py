@@ -154,7 +154,7 @@ def make(storage: Storage) -> LazyTensor:
     """A new tensor that is all of a new storage."""
     layout = storage.layout
     tensor = _create(layout.size, layout.dtype)
-    if not layout.contiguous:
+    if not layout.as_created:
         tensor = _as_strided(_META, tensor, layout.size, layout.stride, 0)
     tensor.untyped_storage()._s = storage
     tensor.__class__ = LazyTensor

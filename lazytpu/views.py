@@ -11,7 +11,7 @@ from lazytpu.ir.layout import CONJ, NEG, Layout, contiguous_stride, is_dense, ov
 from lazytpu.ir.tree import Value, trace
 from lazytpu.record import cut_if_oversized, load, lock, read_view, record
 from lazytpu.schema import aten, op_of
-from lazytpu.storage import Cell, Storage, commit, resolve
+from lazytpu.storage import Alias, Cell, Storage, commit, resolve, storage_of
 
 Writes = Iterable[tuple[Cell, Value | None]]
 
@@ -35,13 +35,15 @@ def write(compute: Callable[[], Writes], held: Sequence[Cell] = ()) -> None:
 
 
 def _attempt(compute: Callable[[], Writes], held: Sequence[Cell], step: int) -> bool:
-    before = {storage: load(storage) for storage, _ in map(resolve, held)}
-    old = {cell: load(cell) for cell in held if cell.layout.overlapping}
+    before = {s: s.value if s.step == step else load(s) for s in [storage_of(cell) for cell in held]}
+    old = {cell: load(cell) for cell in held if type(cell) is Alias and cell.layout.overlapping}
     contents: dict[Storage, Value] = {}
     for cell, value in compute():
         if value is not None:
-            storage, layout = resolve(cell)
-            contents[storage] = _written(storage, layout, value, contents.get(storage), old.get(cell))
+            storage = storage_of(cell)
+            if cell is not storage:
+                value = _written(storage, resolve(cell)[1], value, contents.get(storage), old.get(cell))
+            contents[storage] = value
     return commit(contents, step, before)
 
 

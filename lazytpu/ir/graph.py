@@ -56,7 +56,7 @@ class Graph:
     @cached_property
     def key(self) -> str:
         """A hash of everything that decides what the graph computes; equal graphs have equal keys."""
-        return hashlib.sha256(graph_text(self, sites=False, strides=False).encode()).hexdigest()
+        return hashlib.sha256(graph_text(self, sites=False).encode()).hexdigest()
 
     def verify(self) -> None:
         """Checks that every operand is an input or the result of an earlier node.

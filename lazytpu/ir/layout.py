@@ -37,12 +37,14 @@ class Layout:
         op: the view op (an `Op`, or the name of one) that leads from ``parent`` here, with ``args``;
             ``index`` is the position among its results for ops such as ``split``.
         contiguous: row-major without gaps.
+        as_created: has the strides that ``create_empty_tensor`` gives this size.
         overlapping: two indices may reach one element of memory, here or in a layout on the way to the root.
         children: view op and arguments to the layout (or tuple of layouts) it gives.
     """
 
     __slots__ = (
         "args",
+        "as_created",
         "bits",
         "by_geometry",
         "children",
@@ -61,6 +63,7 @@ class Layout:
     def __init__(self, size: Size, stride: Size, offset: int, dtype: torch.dtype, bits: int = 0) -> None:
         self.size, self.stride, self.offset, self.dtype, self.bits = size, stride, offset, dtype, bits
         self.contiguous = prod(size) == 0 or _row_major(size, stride)
+        self.as_created = all(st == prod(size[i + 1 :]) for i, st in enumerate(stride))
         self.overlapping = overlaps(size, stride)
         self.children: dict[Any, Any] = {}
         self.by_geometry: dict[Any, Layout] = {}

@@ -17,21 +17,20 @@ _LETTER = {"f": "s", "i": "n", "c": "z"}
 SITE_COLUMN = 64
 
 
-def graph_text(graph: Graph, *, sites: bool = True, strides: bool = True) -> str:
+def graph_text(graph: Graph, *, sites: bool = True) -> str:
     """The IR as text: one node a line, the user's line and module path at the right.
 
     Args:
         graph: what to print.
         sites: whether to print the user's lines.
-        strides: whether to print strides that are not row-major.
     """
     names = graph.names
-    head = [f"{names[v]}: {_type(v, strides)}" for v in graph.inputs]
+    head = [f"{names[v]}: {v.layout.describe()}" for v in graph.inputs]
     head += [f"{number_name(n)}: {_NUMBER_TYPE[n.kind] if n.dtype != 'rng' else 'u64[2]'}" for n in graph.numbers]
     note = "  # %s: a number from Python" if sites and graph.numbers else ""
     lines = [f"graph({', '.join(head)}) {{{note}"]
     for node in graph.nodes:
-        line = f"  {node_text(node, names, strides)}"
+        line = f"  {node_text(node, names)}"
         if sites and node.site is not None:
             line = f"{line:<{SITE_COLUMN}} # {node.site.describe()}"
         lines.append(line)
@@ -39,9 +38,9 @@ def graph_text(graph: Graph, *, sites: bool = True, strides: bool = True) -> str
     return "\n".join(lines) + f"\n  return {', '.join(names[v] for v in graph.outputs)}\n{donated}}}"
 
 
-def node_text(node: Node, names: dict[Value, str], strides: bool = True) -> str:
+def node_text(node: Node, names: dict[Value, str]) -> str:
     """``%0: f32[2,3] = aten.mul.Tensor(%p0, %s0)``."""
-    results = ", ".join(f"{names[v]}: {_type(v, strides)}" for v in node.values if v is not None)
+    results = ", ".join(f"{names[v]}: {v.layout.describe()}" for v in node.values if v is not None)
     arguments = [_argument(x, names) for x in node.args]
     arguments += [f"{k}={_argument(x, names)}" for k, x in node.kwargs.items()]
     cast = f" as {', '.join(map(repr, node.natural))} then cast" if node.natural else ""
@@ -51,10 +50,6 @@ def node_text(node: Node, names: dict[Value, str], strides: bool = True) -> str:
 def number_name(number: Number) -> str:
     """``%s0`` for floats, ``%n0`` for ints, ``%z0`` for complex numbers."""
     return f"%{_LETTER[number.kind]}{number.index}"
-
-
-def _type(value: Value, strides: bool) -> str:
-    return value.layout.describe() if strides else repr(value.layout)
 
 
 def _argument(x: Any, names: dict[Value, str]) -> str:

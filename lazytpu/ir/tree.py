@@ -141,6 +141,8 @@ class Trace:
     Attributes:
         root, cursor: the tree and the node of the last op.
         step: number of the current step; a cell whose ``step`` differs has to be loaded first.
+        recorded_step: number of the step that ``cursor`` and the lists below belong to: ``step``, except while the
+            trace is ``closed``.
         inputs: (storage, its buffer, whether someone else may hold the buffer) in order of first use.
         floats, ints, complexes: the numbers from Python of this step, in order of recording.
         pending: storages that were written in this step, in order of first write.
@@ -150,6 +152,7 @@ class Trace:
     """
 
     __slots__ = (
+        "closed",
         "complexes",
         "cursor",
         "floats",
@@ -160,6 +163,7 @@ class Trace:
         "ops",
         "parted",
         "pending",
+        "recorded_step",
         "root",
         "shadow",
         "step",
@@ -167,7 +171,8 @@ class Trace:
 
     def __init__(self) -> None:
         self.root = self.cursor = Node(None)
-        self.step = 1
+        self.step = self.recorded_step = 1
+        self.closed = False
         self.inputs: list[tuple[Any, Any, bool]] = []
         self.floats: list[float] = []
         self.ints: list[int] = []
@@ -186,11 +191,29 @@ class Trace:
             value = self.input_values[index, layout] = Value(None, index, layout)
         return value
 
+    def close(self) -> None:
+        """Keeps everybody from recording until `reopen`: nothing belongs to the number that ``step`` has now."""
+        self.step += 1
+        self.closed = True
+
+    def reopen(self) -> None:
+        """Goes on recording: the next step if there was one, else the one that was closed."""
+        if self.closed:
+            self.closed = False
+            self.step = self.recorded_step
+
+    def refuse_if_closed(self) -> None:
+        """Raises where something is recorded in the middle of a cut."""
+        if self.closed:
+            raise RuntimeError("the device was used by a signal handler while a graph was being cut")
+
     def next_step(self) -> None:
         """Back to the root; what was recorded stays in the tree."""
         self.ops += self.cursor.depth
         self.cursor = self.root
-        self.step += 1
+        if not self.closed:
+            self.step += 1
+        self.recorded_step = self.step
         self.inputs, self.floats, self.ints, self.complexes = [], [], [], []
         self.parted = self.shadow = None
 

@@ -22,7 +22,7 @@ from lazytpu.ir.layout import Layout
 from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Number, Value, operands
 from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
-from lazytpu.lowering.registry import rule_of
+from lazytpu.lowering.registry import is_strided, rule_of
 
 Type = jax.ShapeDtypeStruct
 _IGNORED = {"device", "layout", "pin_memory", "non_blocking"}  # arguments that say nothing about the computation
@@ -85,6 +85,8 @@ def _run(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> None:
     types = node.natural or [None if v is None else v.layout for v in node.values]
     out = _nest(node.structure, [None if lay is None else type_of(lay) for lay in types])
     args, kwargs = [operand(x) for x in node.args], {k: operand(x) for k, x in node.kwargs.items()}
+    if is_strided(node.op.recorded):
+        kwargs["contiguous"] = node.args[0].layout.contiguous
     try:
         with jax.named_scope(scope_name(node)):
             results = _flat(_call_from(node.site)(lambda: lower_op(node.op.recorded, out, args, kwargs)))

@@ -31,10 +31,11 @@ _R = TypeVar("_R", bound=Rule)
 
 _RULES: dict[torch._ops.OpOverload, Rule] = {}
 _DYNAMIC: dict[torch._ops.OpOverload, frozenset[str]] = {}
+_STRIDED: set[torch._ops.OpOverload] = set()
 _platform: list[str] = []
 
 
-def lowers(*ops: torch._ops.OpOverload, dynamic: str = "") -> Callable[[_R], _R]:
+def lowers(*ops: torch._ops.OpOverload, dynamic: str = "", strided: bool = False) -> Callable[[_R], _R]:
     """Registers a rule for ``ops``.
 
     Args:
@@ -42,6 +43,8 @@ def lowers(*ops: torch._ops.OpOverload, dynamic: str = "") -> Callable[[_R], _R]
         dynamic: names, separated by spaces, of ``float`` and ``int`` arguments that the rule also
             accepts as 0-d arrays (f64, i64).  A number seen to change at such an argument becomes an
             input of the graph instead of a reason to compile again.
+        strided: the rule is also given ``contiguous``, whether its first argument is row-major; for the few
+            ops whose results torch reads differently then.
 
     Raises:
         ValueError: an overload has a rule already.
@@ -54,6 +57,8 @@ def lowers(*ops: torch._ops.OpOverload, dynamic: str = "") -> Callable[[_R], _R]
             _RULES[op] = rule
             if dynamic:
                 _DYNAMIC[op] = frozenset(dynamic.split())
+            if strided:
+                _STRIDED.add(op)
         return rule
 
     return register
@@ -73,6 +78,11 @@ def rule_of(op: torch._ops.OpOverload) -> Rule | None:
 def dynamic_arguments(op: torch._ops.OpOverload) -> Iterable[str]:
     """Names of the numbers of ``op`` that its rule accepts as arrays."""
     return _DYNAMIC.get(op, ())
+
+
+def is_strided(op: torch._ops.OpOverload) -> bool:
+    """Whether the rule of ``op`` is given ``contiguous``."""
+    return op in _STRIDED
 
 
 def lowered_ops() -> Iterator[torch._ops.OpOverload]:

@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, target_platform
-from lazytpu.lowering.rules import conv_matmul
+from lazytpu.lowering.rules import conv_groups, conv_matmul
 from lazytpu.lowering.rules.operands import compute_dtype
 
 aten = torch.ops.aten
@@ -23,27 +23,35 @@ def _xla_conv(x, w, shape, stride, padding, dilation, groups):
     return lax.conv_general_dilated(x, w, stride, pads, rhs_dilation=dilation, feature_group_count=groups)
 
 
-def _as_products(groups):
-    """Whether to lower to matrix products (``conv_matmul``) and not to XLA's convolution."""
-    return groups == 1 and target_platform() == "cpu"
+def _own_lowering():
+    """Whether XLA's convolution is too slow on the platform, as it is on CPUs (benchmarks/conv_lowerings.py)."""
+    return target_platform() == "cpu"
+
+
+def _ungrouped(*how):
+    """The module that lowers, and its arguments: groups are left out where there is only one."""
+    return (conv_matmul, how[:-1]) if how[-1] == 1 else (conv_groups, how)
 
 
 def _conv(x, w, shape, *how):
-    if _as_products(how[-1]):
-        return conv_matmul.forward(x, w, shape[2:], *how[:-1])
+    if _own_lowering():
+        module, how = _ungrouped(*how)
+        return module.forward(x, w, shape[2:], *how)
     return _xla_conv(x, w, shape, *how)
 
 
 def _input_transpose(grad, w, shape, *how):
-    if _as_products(how[-1]):
-        return conv_matmul.input_gradient(grad, w, shape[2:], *how[:-1])
+    if _own_lowering():
+        module, how = _ungrouped(*how)
+        return module.input_gradient(grad, w, shape[2:], *how)
     x = jax.ShapeDtypeStruct(shape, grad.dtype)
     return jax.linear_transpose(lambda x: _xla_conv(x, w, grad.shape, *how), x)(grad)[0]
 
 
 def _weight_transpose(grad, x, shape, *how):
-    if _as_products(how[-1]):
-        return conv_matmul.weight_gradient(grad, x, shape[2:], *how[:-1])
+    if _own_lowering():
+        module, how = _ungrouped(*how)
+        return module.weight_gradient(grad, x, shape[2:], *how)
     w = jax.ShapeDtypeStruct(shape, grad.dtype)
     return jax.linear_transpose(lambda w: _xla_conv(x, w, grad.shape, *how), w)(grad)[0]
 

@@ -95,13 +95,13 @@ def _sign_of_pivots(pivots, dtype):
     return (1 - 2 * (swaps % 2)).astype(dtype)
 
 
-@lowers(aten._linalg_det.default)
+@lowers(aten._linalg_det.default, strided=True)
 def linalg_det(out, a, *, contiguous=True):
     lu, pivots = _lu_for_determinant(a, contiguous)
     return jnp.prod(diagonal(lu), -1) * _sign_of_pivots(pivots, a.dtype), lu, pivots
 
 
-@lowers(aten._linalg_slogdet.default)
+@lowers(aten._linalg_slogdet.default, strided=True)
 def linalg_slogdet(out, a, *, contiguous=True):
     lu, pivots = _lu_for_determinant(a, contiguous)
     diag = diagonal(lu)

@@ -1,4 +1,4 @@
-"""Arithmetic, comparison, logic and elementary functions, one line an op."""
+"""Arithmetic, elementary functions, rounding, selection and clamping, most of them one line an op."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from lazytpu.lowering.rules.operands import (
     operand,
     operands,
     pointwise,
-    result_dtype,
     spread,
 )
 
@@ -150,7 +149,15 @@ def pow(out, x, n):
 
 
 def _complex_pow(x, n):
-    return jnp.where(n == 0, jnp.ones_like(x), lax.pow(x, n))
+    power = jnp.where((x == 0) & (lax.real(n) > 0), jnp.zeros_like(x), lax.pow(x, n))
+    return jnp.where(n == 0, jnp.ones_like(x), power)
+
+
+def _sqrt(x):
+    root = lax.sqrt(x)
+    if not is_complex(x.dtype):
+        return root
+    return lax.complex(lax.real(root), jnp.copysign(lax.imag(root), lax.imag(x)))  # XLA forgets the sign of -0
 
 
 def _sign(x):
@@ -177,8 +184,8 @@ lowers_each(
         aten.sgn.default: pointwise(_sign),
         aten.reciprocal.default: pointwise(lambda x: 1 / x),
         aten.square.default: pointwise(lax.square),
-        aten.sqrt.default: pointwise(lax.sqrt),
-        aten.rsqrt.default: pointwise(lambda x: 1 / lax.sqrt(x)),
+        aten.sqrt.default: pointwise(_sqrt),
+        aten.rsqrt.default: pointwise(lambda x: 1 / _sqrt(x)),
         aten.exp.default: pointwise(lax.exp),
         aten.exp2.default: pointwise(lax.exp2),
         aten.expm1.default: pointwise(lax.expm1),
@@ -279,71 +286,6 @@ lowers_each(
         aten.round.default: _round,
         aten.round.decimals: _round,
         aten.frac.default: pointwise(lambda x: x - jnp.trunc(x)),
-    }
-)
-
-
-def _shift_right(x, n):
-    unsigned = jnp.issubdtype(x.dtype, jnp.unsignedinteger)
-    return lax.shift_right_logical(x, n) if unsigned else lax.shift_right_arithmetic(x, n)
-
-
-def _compared(fn):
-    """The rule of a comparison: the operands decide the dtype it is made in, the result is bool."""
-
-    def rule(out, x, y):
-        return cast(fn(*operands(out, x, y, dtype=result_dtype(x, y))), out.dtype)
-
-    return rule
-
-
-def _logical(fn):
-    return lambda out, *xs: cast(fn(*operands(out, *xs, dtype=bool)), out.dtype)
-
-
-lowers_each(
-    {
-        getattr(getattr(aten, name), overload): _compared(fn)
-        for name, fn in {"eq": lax.eq, "ne": lax.ne, "lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge}.items()
-        for overload in ("Tensor", "Scalar")
-    }
-)
-lowers_each(
-    {
-        getattr(getattr(aten, name), overload): pointwise(fn)
-        for name, fn in {
-            "bitwise_and": lax.bitwise_and,
-            "bitwise_or": lax.bitwise_or,
-            "bitwise_xor": lax.bitwise_xor,
-        }.items()
-        for overload in ("Tensor", "Scalar", "Scalar_Tensor")
-    }
-)
-lowers_each(
-    {
-        getattr(getattr(aten, name), overload): pointwise(fn)
-        for name, fn in {
-            "bitwise_left_shift": lax.shift_left,
-            "__lshift__": lax.shift_left,
-            "bitwise_right_shift": _shift_right,
-            "__rshift__": _shift_right,
-        }.items()
-        for overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor", "Scalar")
-        if overload in getattr(aten, name).overloads()
-    }
-)
-lowers_each(
-    {
-        aten.logical_and.default: _logical(lax.bitwise_and),
-        aten.logical_or.default: _logical(lax.bitwise_or),
-        aten.logical_xor.default: _logical(lax.bitwise_xor),
-        aten.logical_not.default: _logical(lax.bitwise_not),
-        aten.isnan.default: lambda out, x: lax.ne(x, x),
-        aten.isinf.default: lambda out, x: jnp.isinf(x),
-        aten.isfinite.default: lambda out, x: jnp.isfinite(x),
-        aten.isposinf.default: lambda out, x: jnp.isposinf(x),
-        aten.isneginf.default: lambda out, x: jnp.isneginf(x),
-        aten.signbit.default: lambda out, x: jnp.signbit(x) if x.dtype != bool else jnp.zeros(x.shape, bool),
     }
 )
 
