@@ -13,7 +13,7 @@ from lazytpu import versions  # isort: skip
 
 versions.check()  # before anything private of torch or jax is touched
 
-from lazytpu import events, metrics  # noqa: E402
+from lazytpu import events, metrics
 from lazytpu.compile import compile
 from lazytpu.config import config
 from lazytpu.debug.dump import dump as _dump

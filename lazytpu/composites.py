@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 
+from lazytpu.record import is_device_tensor
 from lazytpu.special import kernel
 
 
@@ -100,3 +102,23 @@ def transformer_encoder_layer_fwd(
 def nested_tensor_from_mask_left_aligned(tensor: Any, mask: Any) -> bool:
     """Asked by ``nn.TransformerEncoder`` before it makes a nested tensor, which this device does not have."""
     return False
+
+
+@kernel("_fused_sdp_choice")
+def fused_sdp_choice(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """Which form of attention `F.scaled_dot_product_attention` takes: one node, where a rule knows the case."""
+    plain = all(x.dim() == 4 and x.is_floating_point() and 0 not in x.shape for x in (query, key, value))
+    same_batch = query.shape[0] == key.shape[0] == value.shape[0]
+    same_heads = enable_gqa or query.shape[1] == key.shape[1] == value.shape[1] if plain else False
+    one_node = plain and same_batch and same_heads and is_device_tensor(query)
+    return int(SDPBackend.OVERRIDEABLE.value if one_node else SDPBackend.MATH.value)

@@ -29,7 +29,9 @@ def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if not tensor.is_leaf:
         return torch.Tensor.__deepcopy__(tensor, memo)  # raises
     if isinstance(tensor, torch.nn.Parameter):
-        out = memo[id(tensor)] = torch.nn.Parameter(_copy(tensor.data, {}), tensor.requires_grad)
+        whole = tensor.nbytes == tensor.untyped_storage().nbytes()
+        data = _copy(tensor.data, {}).data if whole else tensor.data.clone()
+        out = memo[id(tensor)] = torch.nn.Parameter(data, tensor.requires_grad)
         return out
     out = _copy(tensor, memo).requires_grad_(tensor.requires_grad)
     if tensor.grad is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _foreach_supported_types
 
-from lazytpu import accelerator, autocast, composites, fast, fork, geometry, host, modules, saving, torch_module
+from lazytpu import accelerator, autocast, composites, fast, fork, geometry, host, metas, modules, saving, torch_module
 from lazytpu.config import config
 from lazytpu.errors import VersionError
 from lazytpu.kernels import functional, in_place, view
@@ -67,6 +67,7 @@ def register() -> None:
         torch.utils.generate_methods_for_privateuse1_backend()
     torch._register_device_module(name, torch_module)
     accelerator.register()
+    metas.register()
     _register_kernels()
     autocast.register()
     saving.register()
@@ -98,13 +99,6 @@ def _register_kernels() -> None:
                 if any(a.name == "device" for a in overload._schema.arguments):
                     kernel = _on_a_device_there_is(kernel)
                 library.impl(full.removeprefix("aten::"), kernel, KEY)
-        autograd = torch.library.Library("aten", "IMPL")
-        _libraries.append(autograd)
-        for rnn in ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data"):
-            overload = _overload(f"aten::{rnn}")
-            if overload is not None:
-                autograd.impl(rnn, overload.decompose, "AutogradPrivateUse1")
-                autograd.impl(rnn, overload.decompose, KEY)
 
 
 def _on_a_device_there_is(kernel: Any) -> Any:

@@ -36,7 +36,12 @@ def in_place_view(overload: OpOverload) -> Kernel:
     def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not is_device_tensor(tensor):
             return call_meta(overload, (tensor, *args), kwargs)  # type: ignore[no-any-return]
-        storage, _, layout = layouts_of(op, tensor, args, kwargs)
+        try:
+            storage, _, layout = layouts_of(op, tensor, args, kwargs)
+        except (RuntimeError, IndexError):  # its message names ``t``, not ``t_``
+            storage, layout = resolve(cell_of(tensor))
+            overload(stand_in(storage.layout, layout, "cpu"), *args, **kwargs)
+            raise
         return _place(tensor, tensor.untyped_storage(), storage, layout)
 
     return kernel

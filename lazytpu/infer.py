@@ -18,9 +18,17 @@ from torch._subclasses.fake_tensor import (
 
 from lazytpu.ir.layout import Layout, is_dense, root_layout
 from lazytpu.ir.tree import Node, Number, Value
-from lazytpu.schema import Op
+from lazytpu.schema import Op, aten
 
 _PYTHON_NUMBER: dict[Any, Any] = {float: 2.0, int: 2, bool: True, complex: 2j}
+_NORMS = {
+    aten.native_layer_norm.default,
+    aten.native_group_norm.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._batch_norm_with_update_functional.default,
+}
 
 
 def infer(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]:
@@ -121,15 +129,42 @@ def _metas(x: Any) -> Any:
     return x
 
 
+def _gru_cell(gates: Any, hidden_gates: Any, hx: Any, *bias: Any) -> Any:
+    return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+
+def _gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
+    n, h = grad.shape
+    bias = [grad.new_empty(3 * h) for _ in range(2)] if has_bias else [None, None]
+    return grad.new_empty(n, 3 * h), grad.new_empty(n, 3 * h), torch.empty_like(grad), *bias
+
+
+# Ops that torch has on CUDA only, without a meta kernel.
+_META = {
+    torch.ops.aten._thnn_fused_gru_cell.default: _gru_cell,
+    torch.ops.aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+}
+
+
 def _on_meta(overload: Any, args: Any, kwargs: Any, device: dict[str, Any]) -> Any:
     metas, keywords = _metas(args), {k: _metas(v) for k, v in kwargs.items()}
     try:
-        return overload(*metas, **keywords, **device)
+        results = overload(*metas, **keywords, **device)
+        return results if overload not in _NORMS else _as_the_cpu_keeps_statistics(metas, results)
     except NotImplementedError as no_meta:
         try:
             return _on_fake(overload, metas, keywords, device)
         except (NotImplementedError, UnsupportedFakeTensorException, DynamicOutputShapeException):
             return _on_zeros(overload, metas, keywords, device, no_meta)
+
+
+def _as_the_cpu_keeps_statistics(metas: Any, results: Any) -> Any:
+    """Meta kernels of norms always give statistics in float32; the CPU has them in the dtype of the
+    parameters, or of the input where there are none."""
+    if metas[0].dtype not in (torch.bfloat16, torch.float16):
+        return results
+    dtype = next((x.dtype for x in metas[1:] if isinstance(x, torch.Tensor)), metas[0].dtype)
+    return [results[0], *[r.to(dtype) if r.is_floating_point() else r for r in results[1:]]]
 
 
 def _on_fake(overload: Any, metas: Any, keywords: Any, device: dict[str, Any]) -> Any:

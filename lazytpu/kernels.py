@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.ir import site
@@ -184,6 +185,8 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
                     check_overlap(overload, args, kwargs)
                 cells = [cell_of(target) for target in targets]
                 write(compute, held=cells)
+                if lists:  # torch leaves this to the ops it composes them of
+                    increment_version(targets)
         except MixedDevicesError:
             if on_other_device(args, kwargs):
                 return call_meta(overload, args, kwargs)

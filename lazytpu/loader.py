@@ -76,8 +76,13 @@ class DeviceLoader:
     def __iter__(self) -> Iterator[Any]:
         _join_stopped()  # a loader with persistent workers has one iterator, which two threads must not share
         batches = _Batches(iter(self.loader), self.device, self.prefetch)
-        total = len(self.loader) if isinstance(self.loader, Sized) else None
-        return _tracked(batches, total) if self.progress else batches
+        return _tracked(batches, self._total()) if self.progress else batches
+
+    def _total(self) -> int | None:
+        try:
+            return len(self)
+        except TypeError:  # also what a DataLoader over an IterableDataset raises
+            return None
 
 
 class _Batches(Iterator[Any]):

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from lazytpu.ir.layout import Geometry
 from lazytpu.kernels import Kernel, call_meta, flat, on_other_device
 from lazytpu.record import cell_of, lock
-from lazytpu.rehearsal import call_form, check_overlap, entangled, outputs_of
+from lazytpu.rehearsal import call_form, check_outputs, check_overlap, entangled
 from lazytpu.schema import OpOverload, aten
 from lazytpu.views import write_cast
 
@@ -32,13 +31,14 @@ def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
         flat_outs = flat(outs)
         rest = {k: v for k, v in kwargs.items() if k not in names}
         with lock:
-            places = outputs_of(overload, args, kwargs, flat_outs)
+            check_outputs(overload, args, kwargs)
             if entangled(flat_outs, flat([*given, *rest.values()]), pointwise=pointwise):
                 check_overlap(overload, args, kwargs)
             results = twin(*given, **_factory_arguments(twin, outs, rest))
             results = flat(results if isinstance(results, (list, tuple)) else [results])
-            for i, (out, result) in enumerate(zip(flat_outs, results, strict=True)):
-                _fit(out, result.shape, None if places is None else places[i])
+            for out, result in zip(flat_outs, results, strict=True):
+                if out.shape != result.shape:
+                    _resize(out, result.shape, result.stride() if pointwise else None)
                 write_cast(cell_of(out), cell_of(result))
         return None if returned == 0 else outs[0] if returned == 1 else tuple(outs)
 
@@ -57,10 +57,8 @@ def _factory_arguments(twin: OpOverload, outs: Sequence[Any], kwargs: dict[str, 
 _DTYPE_OF_OUT = {"aten::sum", "aten::prod", "aten::mean", "aten::nansum", "aten::cumsum", "aten::cumprod"}
 
 
-def _fit(out: torch.Tensor, size: torch.Size, place: Geometry | None) -> None:
-    """Resizes a tensor given as ``out=`` where its size is not that of the result."""
-    if out.shape == size:
-        return
+def _resize(out: torch.Tensor, size: torch.Size, stride: Sequence[int] | None) -> None:
+    """Gives a tensor that was given as ``out=`` another size, with torch's warning where it has elements."""
     if out.numel():
         warnings.warn(
             f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
@@ -70,5 +68,5 @@ def _fit(out: torch.Tensor, size: torch.Size, place: Geometry | None) -> None:
             stacklevel=3,
         )
     aten.resize_.default(out, size)
-    if place is not None and out.stride() != place[1]:
-        aten.as_strided_.default(out, *place[:3])
+    if stride is not None and out.stride() != stride:
+        aten.as_strided_.default(out, size, stride)

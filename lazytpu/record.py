@@ -146,10 +146,11 @@ def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None =
     """
     with lock:
         trace.refuse_if_closed()
+        named = op if layouts is None else (op, *[(lay.size, lay.stride, lay.dtype) for lay in layouts])
         while True:
             step = trace.step
             numbers: list[Any] = []
-            key = (op, *[_key(a, b, numbers) for a, b in zip(op.arguments, bound, strict=False)])
+            key = (named, *[_key(a, b, numbers) for a, b in zip(op.arguments, bound, strict=False)])
             if len(key) <= len(op.arguments):
                 key += (ABSENT,) * (len(op.arguments) + 1 - len(key))
             parent = trace.cursor

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lazytpu.ir.layout import Geometry, Layout
+from lazytpu.ir.layout import Layout
 from lazytpu.record import cell_of, is_device_tensor
 from lazytpu.schema import ABSENT, OpOverload
 from lazytpu.storage import Alias, Storage, resolve, storage_of
@@ -22,7 +22,7 @@ from lazytpu.storage import Alias, Storage, resolve, storage_of
 _OVERLAP = "unsupported operation: "  # how torch's errors about overlapping memory begin
 _MAX_KNOWN = 4096
 _may_overlap: dict[Any, str] = {}  # key to the error, empty where torch allows it
-_outputs: dict[Any, tuple[Geometry, ...] | None] = {}
+_checked: dict[Any, None] = {}
 
 
 def call_form(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -85,39 +85,26 @@ def _overlap_error(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, 
     return ""
 
 
-def outputs_of(
-    overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[torch.Tensor]
-) -> tuple[Geometry, ...] | None:
-    """Where tensors given as ``out=`` lie after the op; None where torch's meta kernels do not know.
-
-    Raises:
-        Whatever torch raises for these arguments.
-    """
+def check_outputs(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raises what torch raises for tensors given as ``out=``, of a dtype that cannot hold the result for example."""
     key = (overload, _way_to_lie((args, kwargs)))
-    if key not in _outputs:
-        _make_room(_outputs)
-        _outputs[key] = _rehearse_outputs(overload, args, kwargs, outs)
-    return _outputs[key]
-
-
-def _rehearse_outputs(
-    overload: OpOverload, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]
-) -> tuple[Geometry, ...] | None:
+    if key in _checked:
+        return
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a resized output is warned of by who resizes it
-            metas = _rehearse(overload, args, kwargs, "meta")
+            _rehearse(overload, args, kwargs, "meta")
     except NotImplementedError:
-        return None
+        pass
     except Exception as error:  # the CPU's words differ from those of meta kernels written in Python
         _rehearse(overload, args, kwargs, "cpu")
         raise error
-    found = (metas[id(out)] for out in outs)
-    return tuple((tuple(m.shape), m.stride(), m.storage_offset(), m.dtype, m.is_conj() + 2 * m.is_neg()) for m in found)
+    _make_room(_checked)
+    _checked[key] = None
 
 
-def _rehearse(overload: OpOverload, args: Any, kwargs: Any, device: str) -> dict[int, torch.Tensor]:
-    """Calls an op with stand-ins that share memory as the tensors do; returns them by the tensors' ids."""
+def _rehearse(overload: OpOverload, args: Any, kwargs: Any, device: str) -> None:
+    """Calls an op with stand-ins that share memory as the tensors do."""
     memories: dict[Storage, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
 
@@ -139,7 +126,6 @@ def _rehearse(overload: OpOverload, args: Any, kwargs: Any, device: str) -> dict
     args, kwargs = call_form(overload, args, kwargs)
     with torch.no_grad(), torch._C.DisableTorchFunction():
         overload(*replace(args), **{k: replace(v) for k, v in kwargs.items()})
-    return made
 
 
 def _way_to_lie(arguments: Any) -> Any:

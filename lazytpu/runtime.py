@@ -75,7 +75,13 @@ def lower(graph: Graph) -> Any:
         jax.ShapeDtypeStruct((n,), d)
         for n, d in zip(graph.counts, (np.float64, np.int64, np.complex128), strict=True)
     ]
-    with jax.enable_x64(True), jax.default_matmul_precision(config.matmul_precision), lowering_for(platform()):
+    with (
+        jax.enable_x64(True),
+        jax.default_matmul_precision(config.matmul_precision),
+        lowering_for(platform()),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # freed early is good enough
         return jax.jit(step, donate_argnums=0).trace(given, kept, *packs).lower()
 
 
@@ -189,7 +195,10 @@ def to_host(buffer: Any) -> torch.Tensor:
 
 def _numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The bytes of a contiguous CPU tensor, whatever its dtype."""
-    return tensor.view(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
+    if not tensor.numel():
+        return np.empty(0, np.uint8)
+    flat = tensor.as_strided((tensor.numel(),), (1,))  # `view` could keep another stride where there is one element
+    return np.from_dlpack(flat.view(torch.uint8))  # `numpy()` would forbid the user to resize the tensor
 
 
 def wait(buffers: Sequence[Any]) -> None:

@@ -18,11 +18,12 @@ from lazytpu.schema import aten, op_of
 from lazytpu.step import read
 from lazytpu.storage import Cell, Storage, new_storage, resolve, write_buffer
 from lazytpu.tensor import LazyTensor, make, make_view
-from lazytpu.views import check_broadcast, dense_stride, write, write_cast
+from lazytpu.views import check_broadcast, write, write_cast
 
 _TO_COPY = op_of(aten._to_copy.default)
 _FULL = op_of(aten.full.default)
 _BATCH_NORM = op_of(aten._native_batch_norm_legit_functional.default)
+_WITH_UPDATE = op_of(aten._batch_norm_with_update_functional.default)
 _NO_STATS = op_of(aten._native_batch_norm_legit.no_stats)
 
 special: dict[str, Callable[..., Any]] = {}
@@ -133,9 +134,8 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
         if layout is storage.layout:
             write_buffer(storage, buffer)
         else:
-            stride = contiguous_stride(layout.size)
-            source = new_storage(root_layout(layout.size, stride, layout.dtype), buffer)
-            write(lambda: [(cell, load(source))])
+            source = root_layout(layout.size, contiguous_stride(layout.size), layout.dtype)
+            write_cast(cell, new_storage(source, buffer))
 
 
 def from_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -184,9 +184,8 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _fill(tensor: torch.Tensor, value: Any) -> torch.Tensor:
     cell = cell_of(tensor)
     layout = cell.layout
-    types = (root_layout(layout.size, dense_stride(layout), layout.dtype),)
     bound = _FULL.bind((list(layout.size), value), {"dtype": layout.dtype})
-    write(lambda: [(cell, record(_FULL, bound, layouts=types).value)])
+    write(lambda: [(cell, record(_FULL, bound, layouts=(layout,)).value)])
     return tensor
 
 
@@ -257,3 +256,17 @@ def native_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, train
     if not training:  # eager saves nothing then
         results += [uninitialized((0,), (1,), x.dtype) for _ in range(2)]
     return tuple(results)
+
+
+@kernel("_batch_norm_with_update")
+def batch_norm_with_update(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+    if on_other_device((x, weight, bias, mean, var), {}):
+        return aten._batch_norm_with_update.default.redispatch(META, x, weight, bias, mean, var, momentum, eps)
+    made: dict[Value, Storage] = {}
+
+    def compute() -> list[tuple[Cell, Value | None]]:
+        values = record(_WITH_UPDATE, [x, weight, bias, mean, var, momentum, eps]).values
+        return [(cell_of(mean), values[4]), (cell_of(var), values[5]), *new_storages(values[:4], made)]
+
+    write(compute)
+    return tuple([make(storage) for storage in made.values()])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lazytpu.ir.layout import CONJ, NEG, Layout, contiguous_stride, is_dense, overlaps, root_layout
+from lazytpu.ir.layout import CONJ, NEG, Layout, overlaps
 from lazytpu.ir.tree import Value, trace
 from lazytpu.record import cut_if_oversized, load, lock, read_view, record
 from lazytpu.schema import aten, op_of
@@ -56,7 +56,8 @@ def _written(storage: Storage, layout: Layout, value: Value, root: Value | None,
     known = storage.reads if storage.reads is not None and storage.reads_root is root else {}
     write = _Write(root, known)
     written = write.overlapping(layout, value, old) if layout.overlapping else write.chain(layout, value)
-    storage.reads, storage.reads_root = {} if layout.overlapping else {layout: value}, written
+    readable = not layout.overlapping and value.layout.stride == layout.stride
+    storage.reads, storage.reads_root = {layout: value} if readable else {}, written
     return written
 
 
@@ -69,8 +70,7 @@ def write_cast(cell: Cell, source: Cell) -> None:
             check_broadcast(value.layout.size, layout.size)
             value = record(_EXPAND, [value, list(layout.size)]).value
         if value.layout.dtype != layout.dtype or value.layout.stride != layout.stride:
-            types = (root_layout(layout.size, dense_stride(layout), layout.dtype),)
-            value = record(_TO_COPY, [value, layout.dtype], layouts=types).value
+            value = record(_TO_COPY, [value, layout.dtype], layouts=(layout,)).value
         return [(cell, value)]
 
     write(compute)
@@ -79,11 +79,6 @@ def write_cast(cell: Cell, source: Cell) -> None:
 def check_broadcast(size: Sequence[int], target: Sequence[int]) -> None:
     """Raises torch's error where a tensor of ``size`` cannot be copied into one of ``target``."""
     torch.empty(target, device="meta").copy_(torch.empty(size, device="meta"))
-
-
-def dense_stride(layout: Layout) -> Sequence[int]:
-    """The strides of a copy of what lies at ``layout``."""
-    return layout.stride if is_dense(layout.size, layout.stride) else contiguous_stride(layout.size)
 
 
 class _Write:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -47,10 +48,9 @@ def blocks_of(page: str) -> list[Block]:
 
 def program_of(page: str) -> list[tuple[Block, Block | None]]:
     """The python blocks that run, each with the block that shows its output."""
-    blocks = blocks_of(page)
     program = []
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
-        if block.language == "python" and not block.mark.startswith("not run"):
+    for block, following in pairwise([*blocks_of(page), None]):
+        if block is not None and block.language == "python" and not block.mark.startswith("not run"):
             shown = following if following is not None and following.mark == "output" else None
             program.append((block, shown))
     return program

@@ -56,7 +56,6 @@ MOVES: dict[str, Callable[[torch.Tensor], Any]] = {
     "resize_other_shape": lambda x: x.resize_(6, 2),
     "resize_empty": lambda x: x.resize_(0),
     "resize_channels_last": lambda x: x.resize_((1, 2, 2, 3), memory_format=torch.channels_last),
-    "resize_negative": lambda x: x.resize_(-1),
     "resize_as_": lambda x: x.resize_as_(torch.empty(2, 5, device=x.device)),
     "set_nothing": lambda x: x.set_(),
     "set_tensor": lambda x: x.set_(numbers(4, 5, device=x.device)[1:].t()),
@@ -380,13 +379,6 @@ def test_who_shares_what(device: torch.device) -> None:
 
 
 def test_autograd_sees_what_was_written(device: torch.device) -> None:
-    def stale(on: Any) -> Any:
-        x = numbers(3, device=on).requires_grad_()
-        y = x * 2
-        z = y**2
-        y.add_(1)
-        z.sum().backward()
-
     def through_a_view(on: Any) -> Any:
         x = numbers(2, 3, device=on).requires_grad_()
         y = x * 2
@@ -401,5 +393,14 @@ def test_autograd_sees_what_was_written(device: torch.device) -> None:
     def one_of_many(on: Any) -> Any:
         numbers(3, 2, device=on).requires_grad_().mul(1).unbind(0)[1].add_(1)
 
-    for case in (stale, through_a_view, leaf, one_of_many):
+    for case in (through_a_view, leaf, one_of_many):
         check(case, device)
+
+
+def test_autograd_refuses_what_was_overwritten(device: torch.device) -> None:
+    x = numbers(3, device=device).requires_grad_()
+    y = x * 2
+    z = y**2
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: .* is at version 1; expected version 0"):
+        z.sum().backward()

@@ -56,7 +56,8 @@ class Graph:
     @cached_property
     def key(self) -> str:
         """A hash of everything that decides what the graph computes; equal graphs have equal keys."""
-        return hashlib.sha256(graph_text(self, sites=False).encode()).hexdigest()
+        text = f"{self.counts} {graph_text(self, sites=False)}"  # arrays of numbers are as long as the path has them
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def verify(self) -> None:
         """Checks that every operand is an input or the result of an earlier node.

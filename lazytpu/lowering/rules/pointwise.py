@@ -170,6 +170,15 @@ def _abs(out, x):
     return x if out.dtype == bool else cast(lax.abs(cast(x, compute_dtype(x.dtype))), out.dtype)
 
 
+def _logaddexp(x, y):
+    """log(e^x + e^y); the imaginary part of a complex result is not brought back to (-pi, pi], as in eager."""
+    if not is_complex(x.dtype):
+        return jnp.logaddexp(x, y)
+    larger = lax.real(x) >= lax.real(y)
+    high, low = jnp.where(larger, x, y), jnp.where(larger, y, x)
+    return jnp.where(jnp.isinf(lax.real(high)), high, high + lax.log1p(lax.exp(low - high)))
+
+
 def _xlogy(x, y):
     """x log y, 0 where x is 0 and y a number."""
     return jnp.where(y != y, y, jnp.where(x == 0, jnp.zeros((), x.dtype), x * lax.log(y)))
@@ -215,7 +224,7 @@ lowers_each(
         aten.sinc.default: pointwise(jnp.sinc),
         aten.deg2rad.default: pointwise(lambda x: x * (math.pi / 180)),
         aten.rad2deg.default: pointwise(lambda x: x * (180 / math.pi)),
-        aten.logaddexp.default: pointwise(jnp.logaddexp),
+        aten.logaddexp.default: pointwise(_logaddexp),
         aten.logaddexp2.default: pointwise(jnp.logaddexp2),
         aten.heaviside.default: pointwise(lambda x, at_zero: jnp.where(x == 0, at_zero, cast(x > 0, x.dtype))),
         aten.nextafter.default: lambda out, x, y: lax.nextafter(*operands(out, x, y, dtype=out.dtype)),

@@ -106,11 +106,11 @@ def _generator_key(rng):
     return jax.random.wrap_key_data(_keys(rng), impl="threefry2x32")
 
 
-def _masked_scale(x, keep, scale):
-    """``x * scale`` where ``keep``, else 0."""
-    wide = compute_dtype(x.dtype)
+def _masked_scale(x, keep, scale, dtype):
+    """``x * scale`` where ``keep``, else 0, in ``dtype``."""
+    wide = compute_dtype(dtype)
     scaled = lax.mul(cast(x, wide), lax.full(x.shape, cast(scale, wide)))
-    return cast(lax.select(keep, scaled, lax.full_like(scaled, 0)), x.dtype)
+    return cast(lax.select(keep, scaled, lax.full_like(scaled, 0)), dtype)
 
 
 @lowers(aten.native_dropout.default, dynamic="p")
@@ -119,12 +119,12 @@ def native_dropout(out, x, p, train=None, *, rng):
         return x, lax.full(x.shape, True, bool)
     share = 1.0 - jnp.asarray(p, jnp.float64)
     keep = mask(rng, x.shape, share)
-    return _masked_scale(x, keep, jnp.where(share == 0, 0.0, 1 / share)), keep
+    return _masked_scale(x, keep, jnp.where(share == 0, 0.0, 1 / share), x.dtype), keep
 
 
 @lowers(aten.native_dropout_backward.default, dynamic="scale")
 def native_dropout_backward(out, grad, keep, scale):
-    return _masked_scale(grad, keep, scale)
+    return _masked_scale(grad, keep, scale, out.dtype)
 
 
 def _sampled(sampler):

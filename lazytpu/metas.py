@@ -1,0 +1,34 @@
+"""Types of the results of ops for which torch has no meta kernel."""
+
+from __future__ import annotations
+
+import torch
+
+_library = torch.library.Library("aten", "IMPL")
+
+
+def _gru_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    hx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The new state, and the five parts of it that the gradient needs."""
+    return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+
+def _gru_cell_backward(
+    grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of the gates, the state and the biases."""
+    batch, hidden = grad.shape
+    gates = (batch, 3 * hidden)
+    biases = (grad.new_empty(3 * hidden), grad.new_empty(3 * hidden)) if has_bias else (None, None)
+    return grad.new_empty(gates), grad.new_empty(gates), grad.new_empty((batch, hidden)), *biases
+
+
+def register() -> None:
+    """Gives torch the kernels it lacks."""
+    _library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta")
+    _library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta")

@@ -1,0 +1,33 @@
+"""Random programs of views, writes and cuts, run in lockstep with eager (aliasing_programs.py).
+
+The default is a fixed set of small programs.  ``LAZYTPU_TEST_PROGRAMS=5000 pytest tests/test_aliasing_programs.py``
+runs that many new ones (about 5 a second).
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from aliasing_programs import ACTIONS, Program
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+MANY = os.environ.get("LAZYTPU_TEST_PROGRAMS")
+
+programs = st.lists(
+    st.tuples(st.sampled_from(sorted(ACTIONS)), st.integers(0, 2**32 - 1)), min_size=4, max_size=18 if MANY else 14
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # torch warns of writes to expanded tensors and resized outputs
+@settings(
+    max_examples=int(MANY or 150),
+    deadline=None,
+    derandomize=not MANY,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(programs)
+def test_programs_agree_with_eager(steps: list[tuple[str, int]]) -> None:
+    Program().run(steps)
