@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend
 
+from lazytpu.kernels import call_meta, on_other_device, record_new
 from lazytpu.record import is_device_tensor
+from lazytpu.schema import aten, op_of
 from lazytpu.special import kernel
 
 
@@ -104,8 +105,7 @@ def nested_tensor_from_mask_left_aligned(tensor: Any, mask: Any) -> bool:
     return False
 
 
-@kernel("_fused_sdp_choice")
-def fused_sdp_choice(
+def scaled_dot_product_attention(
     query: Any,
     key: Any,
     value: Any,
@@ -115,10 +115,48 @@ def fused_sdp_choice(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> int:
-    """Which form of attention `F.scaled_dot_product_attention` takes: one node, where a rule knows the case."""
-    plain = all(x.dim() == 4 and x.is_floating_point() and 0 not in x.shape for x in (query, key, value))
-    same_batch = query.shape[0] == key.shape[0] == value.shape[0]
-    same_heads = enable_gqa or query.shape[1] == key.shape[1] == value.shape[1] if plain else False
-    one_node = plain and same_batch and same_heads and is_device_tensor(query)
-    return int(SDPBackend.OVERRIDEABLE.value if one_node else SDPBackend.MATH.value)
+) -> Any:
+    """``F.scaled_dot_product_attention`` as one node with one gradient node, where the rule knows the case.
+
+    Torch's C++ chooses between forms of attention by a table that a backend in Python cannot reach.
+    """
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    if not _is_one_node(query, key, value, attn_mask, enable_gqa) or (is_causal and attn_mask is not None):
+        return aten.scaled_dot_product_attention.default.decompose(
+            query, key, value, attn_mask, dropout_p, is_causal, **options
+        )
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+        attn_mask = attn_mask.expand(*query.shape[:2], query.shape[2], key.shape[2])
+    if enable_gqa:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    return aten._scaled_dot_product_fused_attention_overrideable.default(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _is_one_node(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> bool:
+    if not all(is_device_tensor(x) and x.dim() == 4 and x.is_floating_point() and x.numel() for x in (query, key, value)):
+        return False
+    if mask is not None and (mask.dim() > 4 or mask.dtype not in (torch.bool, query.dtype)):
+        return False
+    if not query.dtype == key.dtype == value.dtype or not query.shape[0] == key.shape[0] == value.shape[0]:
+        return False
+    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]:
+        return False
+    return bool(query.shape[1] % key.shape[1] == 0 if enable_gqa else query.shape[1] == key.shape[1])
+
+
+_ATTENTION = op_of(aten._scaled_dot_product_fused_attention_overrideable.default)
+
+
+@kernel("_scaled_dot_product_fused_attention_overrideable")
+def fused_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Records attention; torch wants the lengths among the results as Python numbers."""
+    if on_other_device((query, key, value), {}):
+        return call_meta(_ATTENTION.overload, (query, key, value, *args), kwargs)  # type: ignore[no-any-return]
+    results = list(record_new(_ATTENTION, _ATTENTION.bind((query, key, value, *args), kwargs)))
+    results[4:6] = query.shape[2], key.shape[2]
+    return tuple(results)

@@ -99,6 +99,8 @@ def _register_kernels() -> None:
                 if any(a.name == "device" for a in overload._schema.arguments):
                     kernel = _on_a_device_there_is(kernel)
                 library.impl(full.removeprefix("aten::"), kernel, KEY)
+        for key in (KEY, f"Autograd{KEY}"):
+            library.impl("scaled_dot_product_attention", composites.scaled_dot_product_attention, key)
 
 
 def _on_a_device_there_is(kernel: Any) -> Any:

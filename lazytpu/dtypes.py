@@ -32,6 +32,10 @@ _TO_NUMPY: dict[torch.dtype, np.dtype] = {t: np.dtype(j) for t, j, _ in _TABLE}
 _TO_TORCH: dict[np.dtype, torch.dtype] = {n: t for t, n in _TO_NUMPY.items()}
 _SHORT: dict[torch.dtype, str] = {t: s for t, _, s in _TABLE}
 
+# XLA has no complex type of half precision: it is carried as complex64, rounded after every op.
+_TO_NUMPY[torch.complex32] = np.dtype(jnp.complex64)
+_SHORT[torch.complex32] = "c32"
+
 
 def supported() -> set[torch.dtype]:
     """The dtypes that have a counterpart in XLA."""
@@ -42,7 +46,7 @@ def to_numpy(dtype: torch.dtype) -> np.dtype:
     """The numpy (and jax) dtype of a torch dtype.
 
     Raises:
-        TypeError: the dtype has no XLA counterpart (quantized types, ``complex32``).
+        TypeError: the dtype has no XLA counterpart (quantized types).
     """
     try:
         return _TO_NUMPY[dtype]

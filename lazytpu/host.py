@@ -15,10 +15,10 @@ import torch
 from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.ir import site
-from lazytpu.kernels import call_meta, on_other_device, unsupported
+from lazytpu.kernels import call_meta, functional, on_other_device, unsupported
 from lazytpu.record import is_device_tensor, lock
 from lazytpu.schema import OpOverload, display_name
-from lazytpu.special import from_host
+from lazytpu.special import from_host, kernel
 from lazytpu.step import read
 
 # Overloads whose result's shape depends on the values.
@@ -39,6 +39,8 @@ DATA_DEPENDENT = {
     "argwhere",
 }
 
+_INDEX = torch.ops.aten.index.Tensor
+_gather = functional(_INDEX)
 _warned: set[str] = set()
 
 
@@ -56,6 +58,15 @@ def data_dependent(overload: OpOverload) -> Callable[..., Any]:
         return run_on_host(overload, args, kwargs, name)
 
     return kernel
+
+
+@kernel("index.Tensor")
+def index(tensor: torch.Tensor, indices: Any) -> Any:
+    """``x[i, j]`` is recorded; a mask among the indices decides the shape, so ``x[mask]`` is a cut."""
+    masks = (torch.bool, torch.uint8)
+    if any(i is not None and i.dtype in masks and i.device.type != "meta" for i in indices):
+        return run_on_host(_INDEX, (tensor, indices), {}, "index with a mask")
+    return _gather(tensor, indices)
 
 
 def fallback(overload: OpOverload) -> Callable[..., Any]:

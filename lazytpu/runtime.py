@@ -161,6 +161,8 @@ def to_device(tensor: torch.Tensor) -> Any:
     free to overwrite the tensor afterwards.
     """
     tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.dtype is torch.complex32:
+        tensor = tensor.to(torch.complex64)
     wanted = to_numpy(tensor.dtype)
     host = np.array(_numpy_view(tensor.contiguous()), copy=True).view(wanted).reshape(tuple(tensor.shape))
     metrics.count("transfer_in")
@@ -172,7 +174,8 @@ def to_device(tensor: torch.Tensor) -> Any:
 def to_host(buffer: Any) -> torch.Tensor:
     """The contents of a buffer as a CPU tensor, which shares memory with it where the device is the CPU.
 
-    Waits for the computation.  The caller copies before it lets anyone else have the tensor.
+    Waits for the computation.  The caller copies before it lets anyone else have the tensor.  What torch calls
+    complex32 comes as complex64.
     """
     start = time.perf_counter()
     try:

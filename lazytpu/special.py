@@ -12,7 +12,7 @@ from lazytpu import runtime
 from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
 from lazytpu.ir.tree import Value
 from lazytpu.kernels import META, new_storages, on_other_device, record_new
-from lazytpu.record import cell_of, is_device_tensor, load, lock, record
+from lazytpu.record import cell_of, is_device_tensor, lock, record
 from lazytpu.rehearsal import check_overlap, entangled
 from lazytpu.schema import aten, op_of
 from lazytpu.step import read
@@ -232,6 +232,20 @@ def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
 @kernel("_pin_memory")
 def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
     raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+
+
+# --- packed sequences: their sizes live on the CPU ---------------------------------------------------------
+
+
+@kernel("_pack_padded_sequence")
+def pack_padded_sequence(tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Torch packs the positions of the steps on the CPU; the device takes the steps from there."""
+    steps = tensor.transpose(0, 1) if batch_first else tensor
+    positions = torch.arange(steps.shape[0] * steps.shape[1], device="cpu").reshape(*steps.shape[:2], 1)
+    positions = positions.transpose(0, 1) if batch_first else positions
+    packed, sizes = torch._pack_padded_sequence(positions, lengths, batch_first)
+    flat = steps.reshape(-1, *steps.shape[2:])
+    return flat.index_select(0, packed.reshape(-1).to(tensor.device)), sizes
 
 
 # --- batch norm: its schema hides that it writes the running statistics ---------------------------------

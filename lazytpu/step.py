@@ -264,6 +264,7 @@ def read(tensor: torch.Tensor, reason: str) -> torch.Tensor:
     cell = record.cell_of(tensor)
     host = runtime.to_host(buffer_of(cell, reason))
     storage, layout = resolve(cell)
+    host = host.to(storage.layout.dtype)
     if layout is storage.layout:
         out = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype)
         return out.copy_(host)

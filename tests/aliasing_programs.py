@@ -315,7 +315,8 @@ def write_fitting(program: Program, rng: random.Random) -> None:
         source = t[1].flatten()[: size.numel()].reshape(size)
         return (t[0].copy_, t[0].add_, t[0].sub_)[k](source)
 
-    program.do(f"fitting {k}", run, i, j) if not overlapping(program.pairs[i][0]) else None
+    if not overlapping(program.pairs[i][0]) and not shares(program.pairs[i][0], program.pairs[j][0]):
+        program.do(f"fitting {k}", run, i, j)
 
 
 @action

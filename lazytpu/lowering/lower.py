@@ -98,11 +98,12 @@ def _run(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> None:
             at=node.site.describe() if node.site else "",
             given=", ".join(repr(x.layout) for x in operands(node) if type(x) is Value),
         ) from error
-    _check(node, types, results)
+    results = _checked(node, types, results)
     for value, result in zip(node.values, results, strict=True):
         if value is not None:
             wanted = to_numpy(value.layout.dtype)
-            values[value] = result if result.dtype == wanted else _cast(result, wanted)
+            result = result if result.dtype == wanted else _cast(result, wanted)
+            values[value] = _rounded_to_half(result) if value.layout.dtype is torch.complex32 else result
 
 
 @cache
@@ -214,14 +215,28 @@ def _cast(x: Any, dtype: Any) -> Any:
     return x.astype(dtype)
 
 
-def _check(node: Node, types: Sequence[Any], results: Sequence[Any]) -> None:
-    """Compares what the rule gave with what torch predicted."""
+def _rounded_to_half(x: Any) -> Any:
+    """A complex64 array with the values that complex32 can hold."""
+    return lax.complex(*[lax.reduce_precision(part(x), exponent_bits=5, mantissa_bits=10) for part in (lax.real, lax.imag)])
+
+
+# Arguments by which a caller says which gradients it wants; torch's types list the others all the same.
+_MASKS = {"output_mask", "grad_input_mask"}
+
+
+def _checked(node: Node, types: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The results, compared with what torch predicted; zeros for gradients nobody asked for."""
     site = node.site.describe() if node.site else ""
     if len(results) != len(types):
         raise LoweringError(f"{node.op.name}: the rule gave {len(results)} results, torch predicts {len(types)}", at=site)
+    masked = not _MASKS.isdisjoint(node.op.positions)
+    checked = []
     for layout, result in zip(types, results, strict=True):
-        if layout is None:
-            continue
-        if result is None or tuple(result.shape) != layout.size or result.dtype != to_numpy(layout.dtype):
-            got = "nothing" if result is None else type_name(tuple(result.shape), to_torch(result.dtype))
-            raise LoweringError(f"{node.op.name}: the rule gave {got}, torch predicts {layout}", at=site)
+        if layout is not None:
+            if result is None and masked:
+                result = jnp.zeros(layout.size, to_numpy(layout.dtype))
+            if result is None or tuple(result.shape) != layout.size or result.dtype != to_numpy(layout.dtype):
+                got = "nothing" if result is None else type_name(tuple(result.shape), to_torch(result.dtype))
+                raise LoweringError(f"{node.op.name}: the rule gave {got}, torch predicts {layout}", at=site)
+        checked.append(result)
+    return checked

@@ -21,11 +21,12 @@ def _conj(out, x):
 
 
 def _as_real(out, x):
-    return lax.concatenate([lax.expand_dims(part(x), (x.ndim,)) for part in (lax.real, lax.imag)], x.ndim)
+    pair = lax.concatenate([lax.expand_dims(part(x), (x.ndim,)) for part in (lax.real, lax.imag)], x.ndim)
+    return cast(pair, out.dtype)
 
 
 def _as_complex(out, x):
-    return lax.complex(*(lax.index_in_dim(x, i, axis=-1, keepdims=False) for i in (0, 1)))
+    return lax.complex(*(lax.index_in_dim(cast(x, _part(out)), i, axis=-1, keepdims=False) for i in (0, 1)))
 
 
 lowers_each(
