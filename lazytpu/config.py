@@ -28,9 +28,8 @@ class Config:
     max_graph_ops: int = _setting(50_000, "a graph that grows past this many ops is cut by itself")
     max_tree_nodes: int = _setting(500_000, "the trace tree is forgotten when it grows past this many nodes")
     max_executables: int = _setting(1_000, "compiled graphs kept in memory, the least recently used go first")
-    max_compiles: int = _setting(0, "more compiles than this warn with their causes; 0 is no limit")
+    max_compiles: int = _setting(0, "compiling more graphs than this raises, with the cause; 0 is no limit")
     donate: bool = _setting(True, "let the outputs of a step take over the memory of the inputs it overwrites")
-    check_bounds: bool = _setting(False, "raise for indices out of range, at the next read")
     dump: str = _setting("", "folder for the IR, StableHLO and HLO of every compiled graph")
     log: str = _setting("warning", "level of the log", ("debug", "info", "warning", "error"))
 

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.fx.experimental import proxy_tensor
 from torch.optim.optimizer import _foreach_supported_types
 
 from lazytpu import accelerator, autocast, composites, fast, fork, geometry, host, metas, modules, saving, torch_module
@@ -23,6 +24,10 @@ _libraries: list[torch.library.Library] = []
 
 # C++ must keep its own kernels for these: saved tensors and FakeTensor use them.
 _LEAVE_TO_TORCH = {"detach", "alias", "detach_", "record_stream", "rename", "rename_"}
+
+# Nor do these need a kernel: torch composes them of others, or they look at no values.
+_LEAVE_TO_TORCH |= {"_new_zeros_with_same_feature_meta", "_stack", "_print", "sym_constrain_range"}
+_LEAVE_TO_TORCH |= {"_assert_tensor_metadata", "_assert_scalar", "_functional_assert_scalar"}
 
 
 def device(index: int = 0) -> torch.device:
@@ -74,6 +79,7 @@ def register() -> None:
     modules.register()
     fork.register()
     _foreach_supported_types.append(LazyTensor)
+    proxy_tensor.HANDLED_TYPES += (LazyTensor,)  # make_fx, with which torch.func.linearize traces
 
 
 def _claim(name: str) -> None:

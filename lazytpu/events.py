@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.errors import CompileBudgetError
 from lazytpu.ir.cause import Cause
@@ -59,9 +60,10 @@ def compiled(graph: Graph, cause: Cause, seconds: float, executable: Any) -> Non
     log.info("%s", one_line(event))
     for listener in listeners:
         listener(event)
-    if config.max_compiles and event.number > config.max_compiles:
+    done = metrics.counter("compile")
+    if config.max_compiles and done > config.max_compiles:
         raise CompileBudgetError(
-            f"{event.number} graphs were compiled; lazytpu.config.max_compiles is {config.max_compiles}",
+            f"{done} graphs were compiled; lazytpu.config.max_compiles is {config.max_compiles}",
             at=event.cause.site.describe(),
             given=event.cause.text,
             do=event.cause.remedy or "see lazytpu.explain()",
@@ -108,3 +110,6 @@ def reset() -> None:
     cuts.clear()
     promotions.clear()
     unreplayed.clear()
+
+
+metrics.on_reset(reset)

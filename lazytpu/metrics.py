@@ -14,6 +14,7 @@ _fallbacks: Counter[str] = Counter()
 # Counters kept elsewhere because their owner updates them in the hot path: name -> how to read it.
 _sources: dict[str, Callable[[], int]] = {}
 _source_base: dict[str, int] = {}
+_forgetters: list[Callable[[], None]] = []
 
 
 def count(name: str, amount: int = 1) -> None:
@@ -76,13 +77,20 @@ def fallbacks() -> dict[str, int]:
     return dict(_fallbacks)
 
 
+def on_reset(forget: Callable[[], None]) -> None:
+    """Makes `reset` call ``forget`` too."""
+    _forgetters.append(forget)
+
+
 def reset() -> None:
-    """Sets every counter and timer to zero."""
+    """Sets every counter and timer to zero and forgets what `lazytpu.explain` tells."""
     _counters.clear()
     _timers.clear()
     _fallbacks.clear()
     for name, read in _sources.items():
         _source_base[name] = read()
+    for forget in _forgetters:
+        forget()
 
 
 def report() -> str:

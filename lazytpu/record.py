@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 
-from lazytpu import events, random
+from lazytpu import events, promote, random
 from lazytpu.config import config
 from lazytpu.infer import infer
 from lazytpu.ir import site
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Number, Value, trace
-from lazytpu.lowering.registry import dynamic_arguments
 from lazytpu.schema import ABSENT, Op, aten, op_of
 from lazytpu.storage import Alias, Cell, Storage, commit, resolve
 from lazytpu.tensor import LazyTensor
@@ -156,7 +155,7 @@ def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None =
             parent = trace.cursor
             node = parent.children.get(key)
             if node is None and parent.promoted is not None:
-                node = _promoted_node(op, key, bound, numbers)
+                node = promote.known_node(op, key, bound, numbers)
             if node is None:
                 node = _miss(op, key, bound, layouts, numbers)
             if op.random:
@@ -257,18 +256,16 @@ def _miss(op: Op, key: Any, bound: Sequence[Any], layouts: tuple[Layout, ...] | 
     """The node for a key the cursor's children lack: made now, or one that takes a number as an input."""
     parent = trace.cursor
     node = _new_node(op, key, bound, layouts, ())
-    other, changed = _twin_with_other_numbers(node)
+    other, changed = promote.twin_with_other_numbers(node)
     trace.shadow = other
     if changed:
-        known = (parent.promoted or {}).get(op, ())
-        positions = tuple(sorted({*known, *changed}))
-        parent.promoted = {**(parent.promoted or {}), op: positions}
+        positions = promote.remember(op, changed)
         for position in changed:
             events.promoted(op.name, op.arguments[position].name, node.site.describe())
-        promoted = _promoted_node(op, key, bound, numbers)
+        promoted = promote.known_node(op, key, bound, numbers)
         if promoted is not None:
             return promoted
-        key = _promoted_key(positions, key, bound)
+        key = promote.key_of(positions, key, bound)
         node = _new_node(op, key, bound, layouts, positions)
         numbers += [bound[position] for position in positions]
     if trace.parted is None:
@@ -297,74 +294,6 @@ def _new_node(
     else:
         results, structure, node.natural = infer(op, node)
         node.set_results(results, structure)
-    return node
-
-
-def _twin_with_other_numbers(node: Node) -> tuple[Node | None, tuple[int, ...]]:
-    """A known node that differs from a new one in nothing, or only in numbers its rule takes as inputs.
-
-    It is a sibling, or, where an earlier number of this step was promoted, the node at the same place of
-    the path that the step left there (``trace.shadow``), so that all the numbers which change in a step are
-    found together.
-
-    Returns:
-        The node, if there is one, and the positions of the numbers.
-    """
-    dynamic = dynamic_arguments(node.op.recorded)
-    known = trace.shadow.children if trace.shadow is not None else trace.cursor.children
-    for other in known.values():
-        if other.op is node.op and _types(other) == _types(node):
-            keys = enumerate(zip(node.key[1:], other.key[1:], strict=True))
-            changed = [i for i, (x, y) in keys if not _alike(x, y)]
-            if all(_is_number(node, other, i, dynamic) for i in changed) and (changed or trace.shadow is not None):
-                return other, tuple(changed)
-    return None, ()
-
-
-def _types(node: Node) -> list[Any]:
-    return [None if v is None else (v.layout.size, v.layout.stride, v.layout.dtype) for v in node.values]
-
-
-def _alike(x: Any, y: Any) -> bool:
-    """Whether two parts of keys are the same; on the shadow path, values of the same type are."""
-    if trace.shadow is not None and type(x) is Value and type(y) is Value:
-        return _types_of(x) == _types_of(y)
-    if trace.shadow is not None and type(x) is tuple and type(y) is tuple:
-        return len(x) == len(y) and all(_alike(p, q) for p, q in zip(x, y, strict=True))
-    return x is y or bool(x == y)
-
-
-def _types_of(value: Value) -> Any:
-    return value.layout.size, value.layout.stride, value.layout.dtype
-
-
-def _is_number(node: Node, other: Node, position: int, dynamic: Iterable[str]) -> bool:
-    kinds = [_number_type(n.key[position + 1]) for n in (node, other)]
-    return node.op.arguments[position].name in dynamic and kinds[0] is not None and kinds[0] is kinds[1]
-
-
-def _number_type(key: Any) -> type | None:
-    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):  # a `Scalar` that is an attribute
-        key = key[1]
-    kind = key if isinstance(key, type) else type(key)
-    return kind if kind in (int, float) else None
-
-
-def _promoted_key(positions: Sequence[int], key: Any, bound: Sequence[Any]) -> Any:
-    changed = list(key)
-    for position in positions:
-        changed[position + 1] = type(bound[position]) if position < len(bound) else ABSENT
-    return tuple(changed)
-
-
-def _promoted_node(op: Op, key: Any, bound: Sequence[Any], numbers: list[Any]) -> Node | None:
-    """The child that takes the numbers which are known to change here as inputs; they join ``numbers``."""
-    positions = (trace.cursor.promoted or {}).get(op)
-    if positions is None:
-        return None
-    node = trace.cursor.children.get(_promoted_key(positions, key, bound))
-    if node is not None:
-        numbers += [bound[position] for position in positions]
     return node
 
 

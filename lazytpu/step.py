@@ -229,13 +229,24 @@ def _plan(outputs: tuple[Value, ...], donated: tuple[Value, ...]) -> _Plan:
 
 
 def pending_graph(tensors: tuple[torch.Tensor, ...] = ()) -> Graph:
-    """The graph of what is pending: of the given tensors, or of all live ones."""
+    """The graph of what is pending: of the given tensors, or of all live ones.
+
+    Looking changes nothing: what has to be recorded for it (a view that is read) is undone.
+    """
     with record.lock:
-        if tensors:
-            values = tuple(dict.fromkeys(record.load(record.cell_of(t)) for t in tensors))
-        else:
+        if not tensors:
             values = tuple(dict.fromkeys(s.value for s in live_storages() if s.value.node is not None))
-        return graph_of(trace.cursor, values)
+            return graph_of(trace.cursor, values)
+        mark = trace.mark()
+        cells = [record.cell_of(t) for t in tensors]
+        try:
+            values = tuple(dict.fromkeys([record.load(cell) for cell in cells]))
+            return graph_of(trace.cursor, values)
+        finally:
+            for storage in trace.rewind(mark):
+                storage.value, storage.step, storage.dirty = None, 0, 0
+            for cell in cells:
+                resolve(cell)[0].reads = None
 
 
 def buffer_of(cell: Cell, reason: str) -> Any:

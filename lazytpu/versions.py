@@ -51,6 +51,7 @@ PRIVATE_TORCH = (
     "_utils._rebuild_tensor_v3",
     "_utils.get_tensor_metadata",
     "autograd._get_sequence_nr",
+    "fx.experimental.proxy_tensor.HANDLED_TYPES",
     "nn.Module._apply",
     "nn.Module._call_impl",
     "ops.aten.as_strided.default._handle.redispatch_boxed",

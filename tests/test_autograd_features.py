@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
+from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import lazytpu
@@ -102,7 +104,7 @@ def test_errors_are_those_of_torch():
             out = saved.sum() + 0
             saved.mul_(2)
             out.backward()
-        found.append(str(caught.value).replace("torch.tpu.", "torch."))
+        found.append(str(caught.value).replace("tpuFloatType", "torch.FloatTensor"))
         messages.append(found)
     assert messages[0] == messages[1]
 
@@ -150,7 +152,12 @@ def test_tensor_hooks():
         removed = x.register_hook(lambda g: order.append("removed"))
         removed.remove()
         x.register_hook(lambda g: order.append("leaf"))
-        x.register_post_accumulate_grad_hook(lambda p: order.append("accumulated") or p.grad.add_(1))
+
+        def accumulated(p):
+            order.append("accumulated")
+            p.grad.add_(1)
+
+        x.register_post_accumulate_grad_hook(accumulated)
         y.sum().backward()
         handle.remove()
         first = x.grad.clone()
@@ -290,6 +297,7 @@ def test_custom_functions():
     check(program)
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
 def test_anomaly_mode():
     class Bad(torch.autograd.Function):
         @staticmethod
@@ -309,9 +317,6 @@ def test_anomaly_mode():
                 pytest.raises(RuntimeError, match="Function 'BadBackward' returned nan values in its 0th output"),
             ):
                 Bad.apply(x * 1).sum().backward()
-
-
-test_anomaly_mode = pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")(test_anomaly_mode)
 
 
 def test_gradcheck():
@@ -347,6 +352,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # linearize, on the CPU too
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_func(name):
     check(lambda device: FUNCTIONS[name](*given(device, (3, 4), (4, 2), requires_grad=False)))
@@ -541,14 +547,14 @@ def test_averaged_models(average):
 
 def test_optimizers_take_the_foreach_path():
     model = mlp("tpu")
-    _, foreach = torch.optim.optimizer._default_to_fused_or_foreach(list(model.parameters()), differentiable=False)
+    _, foreach = _default_to_fused_or_foreach(list(model.parameters()), differentiable=False)
     assert foreach
 
 
 def test_pruning_and_skipping_initialisation():
     def program(device):
         model = mlp(device)
-        nn.utils.prune.l1_unstructured(model[0], "weight", amount=0.5)
+        prune.l1_unstructured(model[0], "weight", amount=0.5)
         model(given(device, (2, 4))).sum().backward()
         return model[0].weight, model[0].weight_orig.grad
 
@@ -559,7 +565,7 @@ def test_pruning_and_skipping_initialisation():
 # --- layers made of many ops -------------------------------------------------------------------------------------------------------
 
 
-def train(device, make, forward, steps=4, lr=0.05):
+def train(device, make, forward, steps=3, lr=0.05):
     torch.manual_seed(0)
     model = make().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
@@ -586,13 +592,13 @@ RNNS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")  # on the CPU
 @pytest.mark.parametrize("name", RNNS)
 def test_recurrent_layers(name):
     check(lambda device: train(device, RNNS[name], lambda m: m(given(device, (5, 2, 3)))), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN_tanh", "LSTM_deep"])
-@pytest.mark.parametrize("enforce_sorted", [True, False])
+@pytest.mark.parametrize(("name", "enforce_sorted"), [("LSTM_deep", False), ("LSTM", True), ("GRU", False)])
 def test_packed_sequences(name, enforce_sorted):
     def program(device):
         first = "batch_first" in RNNS[name]().__dict__ and RNNS[name]().batch_first

@@ -106,3 +106,22 @@ def test_types_print_one_way() -> None:
 
     assert type_name((64, 10), torch.bfloat16) == "bf16[64,10]"
     assert type_name((), torch.int64) == "i64[]"
+
+
+def test_looking_records_nothing(device: torch.device) -> None:
+    from lazytpu.ir.tree import trace
+
+    def step(look: bool) -> None:
+        x = torch.ones(4, 6).to(device)
+        y = x.t() + 1
+        if look:
+            lazytpu.ir_text(x, x[1:3], y.t()[0])
+            lazytpu.ir_text(torch.empty(3, device=device))
+        (y * x[0, 0]).sum()
+        lazytpu.mark_step()
+
+    step(False)
+    nodes, compiles = trace.nodes, lazytpu.metrics.counter("compile")
+    step(True)
+    step(False)
+    assert (trace.nodes, lazytpu.metrics.counter("compile")) == (nodes, compiles)

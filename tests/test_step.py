@@ -339,7 +339,9 @@ def test_jax_configuration_is_as_the_user_left_it(device: torch.device) -> None:
 
 
 def test_compile_budget(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazytpu.metrics.reset()
     monkeypatch.setattr(lazytpu.config, "max_compiles", 1)
+    torch.ones(12, device=device).sinh().tolist()
     x = torch.ones(11, device=device)
     y = x.sinh()
     with pytest.raises(CompileBudgetError, match="max_compiles is 1"):

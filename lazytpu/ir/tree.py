@@ -217,6 +217,23 @@ class Trace:
         self.inputs, self.floats, self.ints, self.complexes = [], [], [], []
         self.parted = self.shadow = None
 
+    def mark(self) -> tuple[Any, ...]:
+        """Where recording stands, for `rewind`."""
+        lengths = [len(x) for x in (self.inputs, self.floats, self.ints, self.complexes, self.pending)]
+        return self.cursor, self.nodes, self.parted, self.shadow, lengths
+
+    def rewind(self, mark: tuple[Any, ...]) -> list[Any]:
+        """Undoes what was recorded since ``mark``; returns the storages that were loaded or written since."""
+        last, new = self.cursor, self.nodes - mark[1]
+        self.cursor, self.nodes, self.parted, self.shadow, lengths = mark
+        if new:  # nodes made since then are at the end of the path, below the first of them
+            first = last.path()[-new]
+            first.parent.children.pop(first.key, None)  # type: ignore[union-attr]
+        touched = [entry[0] for entry in self.inputs[lengths[0] :]] + self.pending[lengths[4] :]
+        for kept, n in zip((self.inputs, self.floats, self.ints, self.complexes, self.pending), lengths, strict=True):
+            del kept[n:]
+        return touched
+
     def forget_paths(self) -> None:
         """Drops the tree (compiled graphs are found again by their hash)."""
         self.root = Node(None)

@@ -94,7 +94,7 @@ def prod(out, x, dim, keepdim=False, *, dtype=None):
     return _finish(out, lax.reduce_prod(x, axes_of(dim, x.ndim)))
 
 
-@lowers(aten.any.default)
+@lowers(aten.any.default, aten._is_any_true.default)
 def any_all(out, x):
     return any_(out, x, None)
 
@@ -105,7 +105,7 @@ def any_(out, x, dim=None, keepdim=False):
     return _finish(out, lax.reduce_or(x if x.dtype == jnp.bool_ else x != 0, axes))
 
 
-@lowers(aten.all.default)
+@lowers(aten.all.default, aten._is_all_true.default)
 def all_all(out, x):
     return all_(out, x, None)
 
