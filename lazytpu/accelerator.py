@@ -18,7 +18,7 @@ from lazytpu.dtypes import supported
 _libraries: list[torch.library.Library] = []
 
 
-class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
     def is_available(self) -> bool:
         return True
 
@@ -29,7 +29,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
         return True
 
 
-class _DeviceGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
+class _DeviceGuard(torch._C._acc.DeviceGuard):
     def type_(self) -> Any:
         return torch._C._autograd.DeviceType.PrivateUse1
 

@@ -50,7 +50,7 @@ WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put t
 """Run in float32 where any argument is float32, else in the dtype of the autocast."""
 
 KEY = "AutocastPrivateUse1"
-_EXCLUDED = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_EXCLUDED = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
 _libraries: list[torch.library.Library] = []
 
 Kernel = Callable[..., Any]
@@ -135,8 +135,7 @@ def _kernels() -> dict[str, Kernel]:
     kernels: dict[str, Kernel] = {"binary_cross_entropy": _refuse}
     for name, op in ops.items():
         if name in FLOAT32_NORM:
-            target = _overload(FLOAT32_NORM[name])
-            kernels[name] = _norm(op, target)
+            kernels[name] = _norm(op, _overload(FLOAT32_NORM[name]))
         elif name in FLOAT32_RESULT:
             kernels[name] = _naming_float32(op, _dtype_position(op))
         elif name in FLOAT32:
@@ -146,7 +145,7 @@ def _kernels() -> dict[str, Kernel]:
     return kernels
 
 
-def _norm(overload: OpOverload, naming: OpOverload) -> Kernel:
+def _norm(overload: OpOverload, naming: Any) -> Kernel:
     def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_EXCLUDED):
             if not _is_eligible(tensor):

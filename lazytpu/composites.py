@@ -160,3 +160,18 @@ def fused_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any)
     results = list(record_new(_ATTENTION, _ATTENTION.bind((query, key, value, *args), kwargs)))
     results[4:6] = query.shape[2], key.shape[2]
     return tuple(results)
+
+
+@kernel("rrelu_with_noise")
+def rrelu_with_noise(x: Any, noise: Any, *args: Any, **kwargs: Any) -> Any:
+    """Its schema returns the result alone, and it writes the slopes to ``noise``."""
+    if on_other_device((x, noise), {}):
+        return call_meta(aten.rrelu_with_noise.default, (x, noise, *args), kwargs)
+    out, slopes = aten.rrelu_with_noise_functional.default(x, noise, *args, **kwargs)
+    noise.copy_(slopes)
+    return out
+
+
+def tensor_split(x: torch.Tensor, sections: torch.Tensor, dim: int = 0) -> Any:
+    """``torch.tensor_split`` with its sections in a tensor, which torch wants on the CPU: it reads them."""
+    return aten.tensor_split.tensor_indices_or_sections.decompose(x, sections.cpu(), dim)

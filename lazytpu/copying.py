@@ -27,12 +27,12 @@ def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if id(tensor) in memo:
         return memo[id(tensor)]  # type: ignore[no-any-return]
     if not tensor.is_leaf:
-        return torch.Tensor.__deepcopy__(tensor, memo)  # raises
+        return torch.Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-any-return,no-untyped-call] # raises
     if isinstance(tensor, torch.nn.Parameter):
         whole = tensor.nbytes == tensor.untyped_storage().nbytes()
         data = _copy(tensor.data, {}).data if whole else tensor.data.clone()
-        out = memo[id(tensor)] = torch.nn.Parameter(data, tensor.requires_grad)
-        return out
+        memo[id(tensor)] = parameter = torch.nn.Parameter(data, tensor.requires_grad)
+        return parameter
     out = _copy(tensor, memo).requires_grad_(tensor.requires_grad)
     if tensor.grad is not None:
         out.grad = copy.deepcopy(tensor.grad, memo)
@@ -57,7 +57,7 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     device as the location of its storage.  ``torch.load`` needs lazytpu only to bring it back here."""
     state = attributes_of(tensor)
     if isinstance(tensor, torch.nn.Parameter):
-        args = (tensor.data, tensor.requires_grad, OrderedDict())
+        args: tuple[Any, ...] = (tensor.data, tensor.requires_grad, OrderedDict())
         if state:
             return torch._utils._rebuild_parameter_with_state, (*args, state)
         return torch._utils._rebuild_parameter, args

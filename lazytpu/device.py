@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx.experimental import proxy_tensor
 from torch.optim.optimizer import _foreach_supported_types
+from torch.utils import backend_registration
 
 from lazytpu import accelerator, autocast, composites, fast, fork, geometry, host, metas, modules, saving, torch_module
 from lazytpu.config import config
@@ -26,7 +27,7 @@ _libraries: list[torch.library.Library] = []
 _LEAVE_TO_TORCH = {"detach", "alias", "detach_", "record_stream", "rename", "rename_"}
 
 # Nor do these need a kernel: torch composes them of others, or they look at no values.
-_LEAVE_TO_TORCH |= {"_new_zeros_with_same_feature_meta", "_stack", "_print", "sym_constrain_range"}
+_LEAVE_TO_TORCH |= {"_stack", "_print", "sym_constrain_range", "sym_constrain_range_for_size"}
 _LEAVE_TO_TORCH |= {"_assert_tensor_metadata", "_assert_scalar", "_functional_assert_scalar"}
 
 
@@ -67,9 +68,9 @@ def register() -> None:
     name = config.device_name
     _claim(name)
     LazyTensor.device_type = name  # type: ignore[attr-defined]
-    torch.utils.rename_privateuse1_backend(name)
+    backend_registration.rename_privateuse1_backend(name)
     if not hasattr(torch.Tensor, f"is_{name}"):  # torch has its own for its own names, such as "xla"
-        torch.utils.generate_methods_for_privateuse1_backend()
+        backend_registration.generate_methods_for_privateuse1_backend()
     torch._register_device_module(name, torch_module)
     accelerator.register()
     metas.register()
@@ -79,7 +80,7 @@ def register() -> None:
     modules.register()
     fork.register()
     _foreach_supported_types.append(LazyTensor)
-    proxy_tensor.HANDLED_TYPES += (LazyTensor,)  # make_fx, with which torch.func.linearize traces
+    proxy_tensor.HANDLED_TYPES += (LazyTensor,)  # type: ignore[assignment] # make_fx, with which torch.func.linearize traces
 
 
 def _claim(name: str) -> None:
@@ -107,6 +108,7 @@ def _register_kernels() -> None:
                 library.impl(full.removeprefix("aten::"), kernel, KEY)
         for key in (KEY, f"Autograd{KEY}"):
             library.impl("scaled_dot_product_attention", composites.scaled_dot_product_attention, key)
+            library.impl("tensor_split.tensor_indices_or_sections", composites.tensor_split, key)
 
 
 def _on_a_device_there_is(kernel: Any) -> Any:

@@ -27,7 +27,7 @@ class _Forbidden:
             do='keep to the CPU there (as DataLoader workers do), or multiprocessing.set_start_method("spawn")',
         )
 
-    __getattr__ = __eq__ = __ne__ = __lt__ = __gt__ = __add__ = __sub__ = _refuse  # type: ignore[assignment]
+    __getattr__ = __eq__ = __ne__ = __lt__ = __gt__ = __add__ = __sub__ = _refuse
     __hash__ = None  # type: ignore[assignment]
 
 

@@ -113,11 +113,12 @@ class _Batches(Iterator[Any]):
             _running[self._thread] = self._stop
             self._thread.start()
         item = self._take()
-        if item is _END or type(item) is _Failure:
+        if isinstance(item, _Failure):
             self.close()
-            if item is _END:
-                raise StopIteration
             raise item.error
+        if item is _END:
+            self.close()
+            raise StopIteration
         return item
 
     def _take(self) -> Any:

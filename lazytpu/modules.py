@@ -57,7 +57,8 @@ def _crosses(tensor: torch.Tensor, out: torch.Tensor) -> bool:
 
 def _parameter_like(tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, UninitializedParameter):
-        return UninitializedParameter(tensor.requires_grad, out.device, out.dtype)
+        make: Any = UninitializedParameter  # whose signature mypy takes from its base
+        return make(tensor.requires_grad, out.device, out.dtype)  # type: ignore[no-any-return]
     made = Parameter(out, tensor.requires_grad)
     for name, value in tensor.__dict__.items():
         if name not in ("_s", "_is_param"):
@@ -67,7 +68,7 @@ def _parameter_like(tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 def register() -> None:
     """Wraps ``Module._apply``, which ``to``, ``cpu``, ``half`` and the others call."""
-    theirs = Module._apply
+    theirs: Any = Module._apply
 
     @functools.wraps(theirs)
     def _apply(self: Module, fn: _Convert, recurse: bool = True) -> Any:

@@ -18,7 +18,8 @@ def represent(tensor: torch.Tensor) -> str:
         suffixes += _gradient(tensor)
     if tangent is not None:
         suffixes.append(f"tangent={tangent}")
-    return prefix + fmt._add_suffixes("tensor(" + body, suffixes, len("tensor("), force_newline=False)
+    text: str = fmt._add_suffixes("tensor(" + body, suffixes, len("tensor("), force_newline=False)
+    return prefix + text
 
 
 def _contents(tensor: torch.Tensor) -> tuple[str, list[str]]:

@@ -348,10 +348,3 @@ def _build(structure: Any, values: Sequence[Value | None], wrap: Callable[[Value
         value = values[structure]
         return None if value is None else wrap(value)
     return type(structure)([_build(s, values, wrap) for s in structure])
-
-
-def refuse(guard: Any) -> None:
-    """Makes every recording and every cut raise (in a forked child)."""
-    global lock
-    lock = guard
-    trace.step = -1

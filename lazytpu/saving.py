@@ -55,7 +55,7 @@ class LazyStorage(torch.UntypedStorage):
     def __len__(self) -> int:
         return self.nbytes()
 
-    def cpu(self) -> torch.UntypedStorage:
+    def cpu(self) -> Any:
         """A copy of the contents."""
         state = resolve(self._s)[0]
         if state.host is not None:
@@ -77,7 +77,7 @@ class LazyStorage(torch.UntypedStorage):
         device = torch.device(device)
         return self if device.type == self.device.type else self.cpu().to(device=device, non_blocking=non_blocking)
 
-    def tolist(self) -> list[int]:
+    def tolist(self) -> Any:
         return self.cpu().tolist()
 
     def __getitem__(self, index: Any) -> Any:
@@ -124,12 +124,14 @@ def settle(state: Storage, tensor: torch.Tensor) -> None:
         state: its ``host`` holds the contents.
         tensor: lies in the storage as the tensor will, on any device.
     """
-    size, stride, dtype, nbytes = tuple(tensor.shape), tensor.stride(), tensor.dtype, state.host.nbytes()
+    host = state.host
+    assert host is not None
+    size, stride, dtype, nbytes = tuple(tensor.shape), tensor.stride(), tensor.dtype, host.nbytes()
     if not tensor.storage_offset() and prod(size) * dtype.itemsize == nbytes and is_dense(size, stride):
         state.layout = root_layout(size, stride, dtype)
     elif nbytes % dtype.itemsize == 0:
         state.layout = root_layout((nbytes // dtype.itemsize,), (1,), dtype)
-    host, state.host = state.host, None
+    state.host = None
     _fill(state, host)
 
 
@@ -142,13 +144,13 @@ def _fill(state: Storage, host: torch.UntypedStorage) -> None:
 # --- torch.load --------------------------------------------------------------------------------------------------
 
 
-def _location(storage: torch.UntypedStorage) -> str | None:
+def _location(storage: Any) -> str | None:
     if storage.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
         return str(storage.device)
     return getattr(storage, "lazytpu_location", None)
 
 
-def _restore(storage: torch.UntypedStorage, location: str) -> LazyStorage | None:
+def _restore(storage: Any, location: str) -> LazyStorage | None:
     if location.partition(":")[0] != LazyTensor.device_type:  # type: ignore[attr-defined]
         return None
     if location.partition(":")[2] not in ("", "0"):
@@ -220,16 +222,18 @@ def _is_unseen(tensor: torch.Tensor) -> bool:
 
 def _to_dlpack(tensor: torch.Tensor) -> Any:
     """``torch.utils.dlpack.to_dlpack``, which would look for the contents of a device tensor in C++ memory."""
-    return lazy(tensor).__dlpack__() if tensor.device.type == LazyTensor.device_type else torch._C._to_dlpack(tensor)  # type: ignore[attr-defined]
+    if tensor.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+        return lazy(tensor).__dlpack__()
+    return torch._C._to_dlpack(tensor)
 
 
 def register() -> None:
     """Teaches torch and multiprocessing to save, load, copy and send device tensors."""
-    LazyTensor.storage_class = LazyStorage  # type: ignore[attr-defined]
+    LazyTensor.storage_class = LazyStorage
     setattr(torch.UntypedStorage, LazyTensor.device_type, to_storage)  # type: ignore[attr-defined]
     torch.serialization.register_package(9, _location, _restore)
     ForkingPickler.register(LazyTensor, _send)
-    torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack  # type: ignore[attr-defined]
+    vars(torch)["to_dlpack"] = vars(torch.utils.dlpack)["to_dlpack"] = _to_dlpack
     _cover("__deepcopy__", deepcopy_tensor)
     _cover("__reduce_ex__", lambda tensor, protocol: reduce_tensor(tensor))
     _cover("__repr__", lambda tensor, **_: represent(tensor))

@@ -212,6 +212,7 @@ _TWINS = {
     "bernoulli_.float": "bernoulli.p",
     "bernoulli_.Tensor": "bernoulli.Tensor",
     "normal_.default": "normal_functional",
+    "rrelu_with_noise_.default": "rrelu_with_noise_functional",
     "uniform_.default": "uniform",
     "random_.default": "random",
     "random_.from": "random.from",

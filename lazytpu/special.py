@@ -96,6 +96,19 @@ def _like_stride(tensor: torch.Tensor, memory_format: Any) -> Sequence[int]:
     return torch.empty_like(meta, memory_format=memory_format or torch.preserve_format).stride()
 
 
+@kernel("_new_zeros_with_same_feature_meta")
+def new_zeros_with_same_feature_meta(
+    tensor: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0
+) -> torch.Tensor:
+    """Zeros for a tangent: they lie in a storage as ``other`` does in its own, with ``tensor``'s batch in front."""
+    batch = tensor.shape[:self_num_batch_dims]
+    root = resolve(cell_of(other))[0].layout
+    numel = prod(root.size) * root.dtype.itemsize // other.element_size()
+    strides = [st * numel for st in contiguous_stride(batch)]
+    zeros = torch.zeros(prod(batch) * numel, dtype=other.dtype, device=other.device)
+    return zeros.as_strided((*batch, *other.shape), (*strides, *other.stride()), other.storage_offset())
+
+
 # --- copies ----------------------------------------------------------------------------------------------
 
 

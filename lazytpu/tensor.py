@@ -19,7 +19,7 @@ from lazytpu.storage import Alias, Cell, Storage, cell_at, new_storage
 _create = torch._C._acc.create_empty_tensor
 _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _as_strided = torch.ops.aten.as_strided.default._handle.redispatch_boxed
-_Tensor = torch.Tensor
+_Tensor: Any = torch.Tensor
 
 
 rebinds = 0
@@ -44,35 +44,35 @@ class LazyTensor(torch.Tensor):
     FakeTensor and saved tensors.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     _s = _FindCell()
     storage_class: ClassVar[type] = torch.UntypedStorage  # saving.py puts one with contents here
 
-    def detach(self) -> torch.Tensor:
+    def detach(self) -> Any:
         out = _Tensor.detach(self)
         out.__class__ = LazyTensor
         out._s = self._s
         return out
 
     @property
-    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
-        return lazy(_Tensor.grad.__get__(self))  # type: ignore[attr-defined]
+    def grad(self) -> Any:
+        return lazy(_Tensor.grad.__get__(self))
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        _Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+        _Tensor.grad.__set__(self, value)
 
     @grad.deleter
     def grad(self) -> None:
-        _Tensor.grad.__delete__(self)  # type: ignore[attr-defined]
+        _Tensor.grad.__delete__(self)
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
-        return lazy(_Tensor.data.__get__(self))  # type: ignore[attr-defined]
+    def data(self) -> Any:
+        return lazy(_Tensor.data.__get__(self))
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        _Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        _Tensor.data.__set__(self, value)
         forget_cell(self)
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -83,13 +83,13 @@ class LazyTensor(torch.Tensor):
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return represent(self)
 
     def __format__(self, spec: str) -> str:
         return format(self.detach().item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
-    def untyped_storage(self) -> torch.UntypedStorage:
+    def untyped_storage(self) -> Any:
         storage = _Tensor.untyped_storage(self)
         storage.__class__ = self.storage_class
         return storage
@@ -97,7 +97,8 @@ class LazyTensor(torch.Tensor):
     def data_ptr(self) -> int:
         if not self.numel():
             return 0
-        return self.untyped_storage().data_ptr() + self.storage_offset() * self.element_size()
+        start: int = self.untyped_storage().data_ptr()
+        return start + int(self.storage_offset()) * self.element_size()
 
     def __dlpack_device__(self) -> Any:
         return torch.empty(0, device="cpu").__dlpack_device__()
@@ -115,7 +116,7 @@ class LazyTensor(torch.Tensor):
 
 def lazy(tensor: Any) -> Any:
     """Gives a device tensor that C++ made its class; anything else is returned as it is."""
-    if type(tensor) is _Tensor and tensor.device.type == LazyTensor.device_type:
+    if type(tensor) is _Tensor and tensor.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
         tensor.__class__ = LazyTensor
     return tensor
 
@@ -130,16 +131,16 @@ def adopt(tensor: torch.Tensor) -> Cell:
     state: Storage | None = getattr(storage, "_s", None)
     if state is None:  # C++ made a storage without asking us (`set_()`, `resize_` from nothing)
         state = new_storage(root_layout(size, stride, tensor.dtype))
-        storage._s = state  # type: ignore[attr-defined]
+        storage._s = state
     layout = state.layout
-    geometry = (size, stride, tensor.storage_offset(), tensor.dtype, tensor.is_conj() + 2 * tensor.is_neg())
+    geometry = (size, stride, int(tensor.storage_offset()), tensor.dtype, tensor.is_conj() + 2 * tensor.is_neg())
     cell = cell_at(state, layout if geometry == layout.geometry else layout.child_at(geometry))
     tensor._s = cell  # type: ignore[attr-defined]
     if type(tensor) is _Tensor:
         tensor.__class__ = LazyTensor
     elif type(tensor) is torch.nn.Parameter:  # made of a plain tensor, or by a module such as LazyLinear
-        tensor.__class__ = LazyTensor
-        tensor._is_param = True  # type: ignore[attr-defined] # torch's mark for parameters of other classes
+        tensor.__class__ = LazyTensor  # type: ignore[assignment]
+        tensor._is_param = True  # torch's mark for parameters of other classes
     return cell
 
 
@@ -153,7 +154,7 @@ def forget_cell(tensor: torch.Tensor) -> None:
 def make(storage: Storage) -> LazyTensor:
     """A new tensor that is all of a new storage."""
     layout = storage.layout
-    tensor = _create(layout.size, layout.dtype)
+    tensor: Any = _create(layout.size, layout.dtype)
     if not layout.as_created:
         tensor = _as_strided(_META, tensor, layout.size, layout.stride, 0)
     tensor.untyped_storage()._s = storage

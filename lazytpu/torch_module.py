@@ -85,7 +85,7 @@ def _exchange_device(index: int) -> int:
 _maybe_exchange_device = _exchange_device
 
 
-class device:  # noqa: N801
+class device:
     """``with torch.tpu.device(0):``, for code written for several devices."""
 
     def __init__(self, device: Device) -> None:
@@ -98,7 +98,7 @@ class device:  # noqa: N801
         return None
 
 
-class device_of(device):  # noqa: N801
+class device_of(device):
     """``with torch.tpu.device_of(tensor):``."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -264,7 +264,7 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__(config.device_name, *args, **kwargs)
 
 
-class autocast(torch.autocast):  # noqa: N801
+class autocast(torch.autocast):
     """``torch.autocast`` for this device."""
 
     def __init__(self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True) -> None:

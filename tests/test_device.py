@@ -32,7 +32,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-# --- device --------------------------------------------------------------------------------------------------------
+# --- device -------------------------------------------------------------------------------------------------
 
 
 def test_there_is_one_device():
@@ -76,7 +76,7 @@ def test_default_device():
     assert not torch.ones(2).is_tpu
 
 
-# --- torch.tpu --------------------------------------------------------------------------------------------------------
+# --- torch.tpu ----------------------------------------------------------------------------------------------
 
 
 def test_module_describes_the_device():
@@ -177,7 +177,7 @@ def test_streams_and_events(device):
         torch.tpu.Event().elapsed_time(end)
 
 
-# --- torch.accelerator ------------------------------------------------------------------------------------------------
+# --- torch.accelerator --------------------------------------------------------------------------------------
 
 
 def test_accelerator_is_this_device():
@@ -191,7 +191,7 @@ def test_accelerator_is_this_device():
     assert torch.device(0) == torch.device("tpu:0")
 
 
-# --- autocast -------------------------------------------------------------------------------------------------------------
+# --- autocast -----------------------------------------------------------------------------------------------
 
 
 def matrices(device, dtype=torch.float32):
@@ -318,7 +318,9 @@ def test_custom_function_under_autocast(device):
     assert x.grad.tolist() == [6.0]
 
 
-@pytest.mark.parametrize("make", [lambda: torch.amp.GradScaler("tpu", init_scale=8.0), lambda: torch.tpu.amp.GradScaler(init_scale=8.0)])
+@pytest.mark.parametrize(
+    "make", [lambda: torch.amp.GradScaler("tpu", init_scale=8.0), lambda: torch.tpu.amp.GradScaler(init_scale=8.0)]
+)
 def test_grad_scaler(device, make):
     scaler, w = make(), torch.nn.Parameter(torch.tensor([2.0], device=device))
     optimizer = torch.optim.SGD([w], lr=0.5)
@@ -331,7 +333,7 @@ def test_grad_scaler(device, make):
     assert scaler.get_scale() == 4.0  # halved once, by the infinite gradient
 
 
-# --- what an import checks ------------------------------------------------------------------------------------------------
+# --- what an import checks ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -370,14 +372,18 @@ def test_private_names_are_listed():
         for line in path.read_text().splitlines():
             for match in named.findall(line.partition("#")[0]):
                 name = match[1:]
-                if "__" not in name and not any(name == k or name.startswith(k + ".") or k.startswith(name + ".") for k in known):
+                if "__" not in name and not any(
+                    name == k or name.startswith(k + ".") or k.startswith(name + ".") for k in known
+                ):
                     missing.add(f"{name} ({path.name})")
     assert missing == set()
 
 
 def test_supported_versions_are_those_of_the_package():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    lowest = dict(re.fullmatch(r"(torch|jax)>=([\d.]+).*", d).groups() for d in dependencies if re.match(r"(torch|jax)>", d))
+    lowest = dict(
+        re.fullmatch(r"(torch|jax)>=([\d.]+).*", d).groups() for d in dependencies if re.match(r"(torch|jax)>", d)
+    )
     assert lowest == {name: f"{first[0]}.{first[1]}" for name, (first, _) in versions.SUPPORTED.items()}
 
 
@@ -417,7 +423,7 @@ def test_the_device_can_have_another_name(name):
 
 
 def test_import_time():
-    """The processor time that the import adds to those of torch and jax; the best of three, as others may compute here."""
+    """The processor time that the import adds to those of torch and jax; the best of three, as others compute here."""
     code = """
         import time, torch, jax, jax.numpy
         start = time.process_time()

@@ -21,7 +21,7 @@ LAYERS = {
     "lowering": "lowering lowering.*",
     "runtime": "events runtime",
     "storage": "storage tensor",
-    "recording": "infer metas record rehearsal views",
+    "recording": "infer metas promote record rehearsal views",
     "step": "step",
     "kernels": "autocast composites fast fork geometry host kernels modules outputs saving special",
     "device": "accelerator device streams torch_module",

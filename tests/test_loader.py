@@ -155,7 +155,7 @@ def test_empty():
     assert list(lazytpu.DeviceLoader([])) == []
 
 
-# --- random numbers ---------------------------------------------------------------------------------------------------------
+# --- random numbers -----------------------------------------------------------------------------------------
 
 
 def test_shuffling_is_that_of_the_loader_alone():
@@ -168,7 +168,7 @@ def test_shuffling_is_that_of_the_loader_alone():
     assert order(lazytpu.DeviceLoader) == order(lambda loader: loader)
 
 
-# --- errors ---------------------------------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------------
 
 
 class Broken(Dataset):
@@ -220,7 +220,7 @@ def test_stop_iteration_inside_a_dataset_is_an_end_not_a_hang():
     assert len(list(lazytpu.DeviceLoader(DataLoader(Short())))) == 1
 
 
-# --- leaving early ------------------------------------------------------------------------------------------------------------
+# --- leaving early ------------------------------------------------------------------------------------------
 
 
 def endless():
@@ -290,7 +290,7 @@ def test_the_process_ends_while_batches_arrive(leave):
     assert (done.stdout, done.stderr, done.returncode) == ("1048576.0\n", "", 0)
 
 
-# --- progress -----------------------------------------------------------------------------------------------------------------
+# --- progress -----------------------------------------------------------------------------------------------
 
 
 def test_progress(capsys):
@@ -310,7 +310,7 @@ def test_progress_needs_rich(monkeypatch):
         lazytpu.DeviceLoader([], progress=True)
 
 
-# --- a model trains with it ------------------------------------------------------------------------------------------------
+# --- a model trains with it ---------------------------------------------------------------------------------
 
 
 def test_training_with_it_is_training_without_it():

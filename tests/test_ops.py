@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -81,23 +82,28 @@ def samples_of(op: Any, dtype: torch.dtype, requires_grad: bool) -> list[Any]:
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """A twin of a sample on the device."""
+    """A twin of a sample on the device; tensors that share memory share it there too."""
+    memories: dict[Any, torch.Tensor] = {}
 
     def move(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return _twin(x.detach(), device).requires_grad_(x.requires_grad)
+            return _twin(x.detach(), device, memories).requires_grad_(x.requires_grad)
         return device if x == "cpu" or isinstance(x, torch.device) else x
 
     return tree_map(move, tree)
 
 
-def _twin(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``x`` on the device, with the memory around it where it is a part of something larger."""
-    whole = x.untyped_storage().nbytes() // x.element_size()
-    if whole == x.numel() or not x.numel() or x.is_conj() or x.is_neg():
+def _twin(x: torch.Tensor, device: torch.device, memories: dict[Any, torch.Tensor]) -> torch.Tensor:
+    """``x`` on the device, on the twin of its memory unless it is all there is of it."""
+    key, whole = (x.untyped_storage().data_ptr(), x.dtype), x.untyped_storage().nbytes() // x.element_size()
+    if not x.numel() or x.is_conj() or x.is_neg():
         return x.to(device)
-    memory = torch.as_strided(x, (whole,), (1,), 0).to(device)
-    return memory.as_strided(x.shape, x.stride(), x.storage_offset())
+    if key not in memories and whole == x.numel():
+        memories[key] = x.to(device)
+        return memories[key]
+    if key not in memories:
+        memories[key] = torch.as_strided(x, (whole,), (1,), 0).to(device)
+    return memories[key].detach().as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -125,7 +131,7 @@ def differences(got: Any, want: Any, values: bool, what: str) -> Iterator[str]:
 
 def record(op: Any, sample: Any, device: torch.device, grad: bool) -> Iterable[Check]:
     """Records a sample and returns what to compare once it has run; nothing if the CPU refuses the sample."""
-    values = op.name not in SHAPES_ONLY and not sample.kwargs.get("dropout_p")
+    values = op.name not in SHAPES_ONLY and not _drops_out(op, sample)
     args, kwargs = (sample.input, *sample.args), sample.kwargs
     try:
         want = op(*args, **kwargs)
@@ -141,6 +147,12 @@ def record(op: Any, sample: Any, device: torch.device, grad: bool) -> Iterable[C
     if op.inplace_variant and values and isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
         checks += _record_in_place(op.inplace_variant, args, kwargs, device)
     return checks
+
+
+def _drops_out(op: Any, sample: Any) -> bool:
+    """Whether the sample asks for dropout, which ``multi_head_attention_forward`` takes as its 11th argument."""
+    positional = op.name == "nn.functional.multi_head_attention_forward" and sample.args[9]
+    return bool(positional or sample.kwargs.get("dropout_p"))
 
 
 def _record_backward(inputs: Any, want: Any, device_inputs: Any, got: Any, device: torch.device) -> Iterable[Check]:
@@ -236,6 +248,7 @@ REFUSING = """
     nn.functional.prelu nn.functional.elu nn.functional.rrelu nn.functional.threshold
 """.split()
 ERROR_SAMPLES = 6
+BY_VALUE = re.compile(r"index -?\d+ is out of bounds")  # a graph does not look at the values of indices
 REFUSERS = [op for op in ENTRIES if op.name in REFUSING and op.error_inputs_func is not None]
 
 
@@ -245,12 +258,16 @@ def test_wrong_arguments_raise_what_they_raise_on_the_cpu(op: Any, device: torch
     for wrong in islice(op.error_inputs("cpu"), ERROR_SAMPLES):
         sample = wrong.sample_input
         expected = _error_of(op, (sample.input, *sample.args), sample.kwargs)
-        if expected is None:
+        if expected is None or BY_VALUE.match(str(expected)) or _dims(sample.input) > 64:
             continue
         tried += 1
-        got = _error_of(op, to_device((sample.input, *sample.args), device), to_device(sample.kwargs, device))
+        got = _error_of(op, *to_device(((sample.input, *sample.args), sample.kwargs), device))
         assert type(got) is type(expected), f"{got!r}, not {expected!r}"
     assert tried
+
+
+def _dims(x: Any) -> int:
+    return x.dim() if isinstance(x, torch.Tensor) else 0
 
 
 def _error_of(op: Any, args: Any, kwargs: Any) -> Exception | None:

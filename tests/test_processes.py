@@ -50,6 +50,7 @@ USES = """
     pickle.dumps(x)
     list(lazytpu.DeviceLoader([torch.ones(2)]))
     torch.load(io.BytesIO(saved))
+    compiled(x)
 """
 
 
@@ -65,6 +66,9 @@ def test_every_use_in_a_forked_child_raises_at_once():
         net = torch.nn.Linear(2, 2).to("tpu")
         f = io.BytesIO(); torch.save(x, f); saved = f.getvalue()
         net(x).sum().backward()
+        compiled = lazytpu.compile(lambda x: x * 2)
+        for _ in range(4):
+            compiled(x)
         lazytpu.wait()
         pending = x * 3
         # another thread is in the middle of recording
@@ -110,7 +114,7 @@ def test_torch_knows_a_forked_child(device):
     assert not torch.tpu._is_in_bad_fork()
 
 
-# --- DataLoader ---------------------------------------------------------------------------------------------------------
+# --- DataLoader ---------------------------------------------------------------------------------------------
 
 DATA = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
 
@@ -165,7 +169,7 @@ def test_pin_memory_is_a_copy(device):
     assert not x.to(device).is_pinned()
 
 
-# --- queues ---------------------------------------------------------------------------------------------------------------
+# --- queues -------------------------------------------------------------------------------------------------
 
 
 def double(given, results, done):

@@ -21,7 +21,7 @@ def cuts() -> int:
     return lazytpu.metrics.counter("cut")
 
 
-# --- factories -------------------------------------------------------------------------------------------------------
+# --- factories ----------------------------------------------------------------------------------------------
 
 FACTORIES = {
     "tensor": lambda d: torch.tensor([[1, 2.5], [3, 4]], device=d),
@@ -105,7 +105,7 @@ def test_random_factories_repeat_with_their_seed(draw):
     assert abs(first.double().mean().item() - expected.double().mean().item()) < 0.2 * (1 + expected.double().std())
 
 
-# --- moving ------------------------------------------------------------------------------------------------------------
+# --- moving -------------------------------------------------------------------------------------------------
 
 
 def other(device):
@@ -184,17 +184,26 @@ def test_what_the_user_overwrites_after_a_move_changes_nothing(device):
 
 def test_methods_named_after_the_device(device):
     x = torch.ones(2)
-    assert not x.is_tpu and x.tpu().is_tpu and x.tpu(0).is_tpu and x.tpu("tpu:0").is_tpu and x.tpu(non_blocking=True).is_tpu
+    assert (
+        not x.is_tpu
+        and x.tpu().is_tpu
+        and x.tpu(0).is_tpu
+        and x.tpu("tpu:0").is_tpu
+        and x.tpu(non_blocking=True).is_tpu
+    )
     assert nn.Linear(2, 2).tpu().weight.is_tpu
     packed = nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 1), [3, 2]).tpu()
     assert packed.data.is_tpu and packed.is_tpu
     x = x.to(device)
-    assert x.type() == "torch.tpu.FloatTensor" and torch.ones(1, dtype=torch.int64, device=device).type() == "torch.tpu.LongTensor"
+    assert (
+        x.type() == "torch.tpu.FloatTensor"
+        and torch.ones(1, dtype=torch.int64, device=device).type() == "torch.tpu.LongTensor"
+    )
     assert not x.type("torch.FloatTensor").is_tpu and torch.ones(2).type("torch.tpu.FloatTensor").is_tpu
     assert not x.is_cuda and not x.is_cpu and not x.is_meta
 
 
-# --- reading -------------------------------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------------------
 
 
 def test_numbers(device):
@@ -233,7 +242,9 @@ def test_containers(device):
 
 def test_numpy_raises_as_on_an_accelerator(device):
     x = torch.ones(2, device=device)
-    message = "can't convert tpu:0 device type tensor to numpy. Use Tensor.cpu\\(\\) to copy the tensor to host memory first"
+    message = (
+        "can't convert tpu:0 device type tensor to numpy. Use Tensor.cpu\\(\\) to copy the tensor to host memory first"
+    )
     for read in (x.numpy, lambda: np.asarray(x), lambda: np.stack([x, x])):
         with pytest.raises(TypeError, match=message):
             read()
@@ -253,7 +264,9 @@ def test_dlpack_exports_a_copy(device):
         torch.from_dlpack(x.clone().requires_grad_())
 
 
-@pytest.mark.parametrize("read", ["x.item()", "x.cpu()", "bool(x)", "print(x, file=out)", "x.tolist()", "repr(x)", "f'{x:.3f}'"])
+@pytest.mark.parametrize(
+    "read", ["x.item()", "x.cpu()", "bool(x)", "print(x, file=out)", "x.tolist()", "repr(x)", "f'{x:.3f}'"]
+)
 def test_a_read_cuts_once_and_the_next_not_at_all(device, read):
     x = torch.ones(1, device=device).mul(3).sum()
     before, out = cuts(), io.StringIO()
@@ -263,7 +276,7 @@ def test_a_read_cuts_once_and_the_next_not_at_all(device, read):
     assert cuts() == before + 1
 
 
-# --- printing ------------------------------------------------------------------------------------------------------------
+# --- printing -----------------------------------------------------------------------------------------------
 
 PRINTED = {
     "vector": lambda: torch.tensor([1.0, 2.5, -3.0]),
@@ -346,7 +359,7 @@ def test_print_of_a_dual_number_and_of_a_batch(device):
     assert "BatchedTensor(lvl=1, bdim=0" in texts[0] and "device='tpu:0'" in texts[0]
 
 
-# --- attributes ---------------------------------------------------------------------------------------------------------
+# --- attributes ---------------------------------------------------------------------------------------------
 
 
 def test_storage(device):
@@ -403,11 +416,15 @@ def deepcopies(device):
     with torch.no_grad():
         out["p"][0].add_(1)
     assert out["x"] is out["again"]
-    return [given[k] for k in ("x", "part", "t", "leaf", "c")], [out[k] for k in ("x", "part", "t", "leaf", "c")], [
-        given["p"][0],
-        *out["p"],
-        out["leaf"].grad,
-    ]
+    return (
+        [given[k] for k in ("x", "part", "t", "leaf", "c")],
+        [out[k] for k in ("x", "part", "t", "leaf", "c")],
+        [
+            given["p"][0],
+            *out["p"],
+            out["leaf"].grad,
+        ],
+    )
 
 
 def test_deepcopy_keeps_aliases():
@@ -447,7 +464,7 @@ def test_deepcopy_takes_no_memory_until_a_write(device):
     assert y.sum().item() == 1 << 16 and x.sum().item() == -(1 << 16)
 
 
-# --- parameters and modules ------------------------------------------------------------------------------------------------
+# --- parameters and modules ---------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -483,10 +500,14 @@ def test_parameter(device):
     assert dict(module.named_parameters()) == {"p": p}
     module.b = nn.Buffer(x)
     assert dict(module.named_buffers())["b"].data_ptr() == x.data_ptr() and isinstance(module.b, nn.Buffer)
-    assert isinstance(p * 1, torch.Tensor) and not isinstance(p * 1, nn.Parameter) and not isinstance(p.data, nn.Parameter)
+    assert (
+        isinstance(p * 1, torch.Tensor) and not isinstance(p * 1, nn.Parameter) and not isinstance(p.data, nn.Parameter)
+    )
     from_plain = nn.Parameter(torch.Tensor.detach(x))
     from_plain.data.add_(1)
-    assert x.tolist() == [2, 2] and repr(from_plain).startswith("Parameter containing:\ntensor([2., 2.], device='tpu:0'")
+    assert x.tolist() == [2, 2] and repr(from_plain).startswith(
+        "Parameter containing:\ntensor([2., 2.], device='tpu:0'"
+    )
 
 
 def test_module_moves_whole():
@@ -544,7 +565,9 @@ def test_module_keeps_gradients_attributes_and_hooks_when_it_moves():
     assert model.weight.grad.tolist() == [[2, 2]] and seen == ["tpu"]
 
 
-@pytest.mark.parametrize("make", [lambda: nn.LazyLinear(3), lambda: nn.LazyLinear(3, device="tpu"), lambda: nn.LazyConv1d(3, 1)])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.LazyLinear(3), lambda: nn.LazyLinear(3, device="tpu"), lambda: nn.LazyConv1d(3, 1)]
+)
 def test_lazy_modules(make):
     model = make().to("tpu")
     x = torch.ones(2, 4, device="tpu") if isinstance(model, nn.LazyLinear) else torch.ones(2, 4, 5, device="tpu")
@@ -586,7 +609,9 @@ def test_state_dict():
 def test_load_state_dict_errors_and_assign():
     target, state = net().to("tpu"), net().to("tpu").state_dict()
     state["extra"] = state.pop("hidden.weight")
-    assert target.load_state_dict(state, strict=False) == nn.modules.module._IncompatibleKeys(["hidden.weight"], ["extra"])
+    assert target.load_state_dict(state, strict=False) == nn.modules.module._IncompatibleKeys(
+        ["hidden.weight"], ["extra"]
+    )
     with pytest.raises(RuntimeError, match="Missing key"):
         target.load_state_dict(state)
     state = {**net().state_dict(), "hidden.bias": torch.ones(7)}

@@ -6,6 +6,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.operands import compute_dtype
 
 aten = torch.ops.aten
 
@@ -42,6 +43,7 @@ def _pade(a):
 def linalg_matrix_exp(out, a):
     if a.size == 0:
         return a
+    a = a.astype(compute_dtype(a.dtype))
     norm = jnp.max(jnp.sum(jnp.abs(a), -2), -1)
     # Half of the norm that float64 allows keeps the denominator well conditioned in float32 as well.
     doublings = jnp.ceil(jnp.log2(norm / (_PADE_NORM / 2)))
@@ -54,7 +56,7 @@ def linalg_matrix_exp(out, a):
         return i + 1, jnp.where((i < count)[..., None, None], result @ result, result)
 
     start = (jnp.zeros((), jnp.int32), _pade(a * scale))
-    return lax.while_loop(lambda state: state[0] < jnp.max(count), square, start)[1]
+    return lax.while_loop(lambda state: state[0] < jnp.max(count), square, start)[1].astype(out.dtype)
 
 
 @lowers(aten._compute_linear_combination.default)

@@ -229,6 +229,8 @@ def view_dtype(out, x, dtype):
         return view_dtype(jax.ShapeDtypeStruct(out.shape, jnp.uint8), x, torch.uint8) != 0
     if new.itemsize > old.itemsize:
         x = lax.reshape(x, (*out.shape, new.itemsize // old.itemsize))
+        # without the barrier XLA folds a conversion of the result into one of x, which has another width
+        return lax.optimization_barrier(lax.bitcast_convert_type(x, new))
     return lax.reshape(lax.bitcast_convert_type(x, new), out.shape)
 
 
