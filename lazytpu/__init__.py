@@ -1,12 +1,12 @@
 """lazytpu: a lazy XLA device for PyTorch.
 
-    import torch, lazytpu
+import torch, lazytpu
 
-    device = lazytpu.device()
-    x = torch.randn(2, 3, device=device)     # recorded, not run
-    y = (x * 2).relu().sum()
-    print(lazytpu.ir_text(y))                # the graph so far
-    print(y)                                 # cut, lowered to HLO, compiled, run
+device = lazytpu.device()
+x = torch.randn(2, 3, device=device)     # recorded, not run
+y = (x * 2).relu().sum()
+print(lazytpu.ir_text(y))                # the graph so far
+print(y)                                 # cut, lowered to HLO, compiled, run
 """
 
 from lazytpu import versions  # isort: skip

@@ -95,7 +95,9 @@ class CompiledStep:
 
     def _key(self, leaves: list[Any], spec: TreeSpec) -> Any:
         """What a recorded call depends on besides the contents of tensors."""
-        parts = tuple([(resolve(cell_of(x))[1], x.requires_grad) if is_device_tensor(x) else _frozen(x) for x in leaves])
+        parts = tuple(
+            [(resolve(cell_of(x))[1], x.requires_grad) if is_device_tensor(x) else _frozen(x) for x in leaves]
+        )
         training = tuple([m.training for m in self._modules])
         return parts, spec, training, torch.is_grad_enabled(), tensor.rebinds
 
@@ -193,7 +195,7 @@ def _replay(call: _Step, leaves: list[Any]) -> Any:
     with record.lock:
         if trace.cursor.depth:
             step.cut("lazytpu.compile")
-        inputs = [_buffer(s if type(s) is Storage else resolve(cell_of(leaves[s]))[0]) for s in call.sources]
+        inputs = [_buffer(s if isinstance(s, Storage) else resolve(cell_of(leaves[s]))[0]) for s in call.sources]
         floats, ints, complexes = call.numbers
         if call.keys:
             ints = _with_new_keys(ints, call.keys)
@@ -209,7 +211,9 @@ def _replay(call: _Step, leaves: list[Any]) -> Any:
 
 
 def _buffer(storage: Storage) -> Any:
-    return storage.buffer if storage.step != trace.step and storage.buffer is not None else step.buffer_of(storage, "read")
+    return (
+        storage.buffer if storage.step != trace.step and storage.buffer is not None else step.buffer_of(storage, "read")
+    )
 
 
 def _with_new_keys(ints: list[int], keys: list[int]) -> list[int]:

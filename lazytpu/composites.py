@@ -75,7 +75,7 @@ def transformer_encoder_layer_fwd(
     ffn_bias_2: Any,
     mask: Any = None,
     mask_type: int | None = None,
-) -> torch.Tensor:
+) -> Any:
     """The inference path of ``nn.TransformerEncoderLayer``."""
 
     def attend(x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,8 @@ def transformer_encoder_layer_fwd(
         return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
 
     def norm(x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
-        return F.layer_norm(x, (embed_dim,), weight, bias, eps)
+        out: torch.Tensor = F.layer_norm(x, (embed_dim,), weight, bias, eps)
+        return out
 
     if norm_first:
         src = src + attend(norm(src, norm_weight_1, norm_bias_1))
@@ -138,7 +139,9 @@ def scaled_dot_product_attention(
 
 
 def _is_one_node(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> bool:
-    if not all(is_device_tensor(x) and x.dim() == 4 and x.is_floating_point() and x.numel() for x in (query, key, value)):
+    if not all(
+        is_device_tensor(x) and x.dim() == 4 and x.is_floating_point() and x.numel() for x in (query, key, value)
+    ):
         return False
     if mask is not None and (mask.dim() > 4 or mask.dtype not in (torch.bool, query.dtype)):
         return False

@@ -22,9 +22,7 @@ class Config:
     fallback: str = _setting(
         "cpu", "what an op without lowering does: run on the CPU with a warning, or raise", ("cpu", "error")
     )
-    matmul_precision: str = _setting(
-        "highest", "precision of matrix products of f32", ("highest", "high", "default")
-    )
+    matmul_precision: str = _setting("highest", "precision of matrix products of f32", ("highest", "high", "default"))
     max_graph_ops: int = _setting(50_000, "a graph that grows past this many ops is cut by itself")
     max_tree_nodes: int = _setting(500_000, "the trace tree is forgotten when it grows past this many nodes")
     max_executables: int = _setting(1_000, "compiled graphs kept in memory, the least recently used go first")

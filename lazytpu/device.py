@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -160,16 +161,20 @@ def kernel_for(overload: OpOverload) -> Any:
         return special[name]
     if name in host.DATA_DEPENDENT:
         return host.data_dependent(overload)
+    if any(a.is_out for a in overload._schema.arguments):
+        return _made_when_called(lambda: _with_out(overload))
     op = op_of(overload)
     if torch.Tag.inplace_view in overload.tags:
         return geometry.in_place_view(overload)
     if overload.is_view:
         general = view(overload)
-        return fast.view(op, general) if fast.can_generate(op) and op.returns == 1 and name not in _NOT_STRIDED else general
+        return (
+            fast.view(op, general)
+            if fast.can_generate(op) and op.returns == 1 and name not in _NOT_STRIDED
+            else general
+        )
     if overload._schema.is_mutable:
         twin = functional_twin(overload)
-        if any(a.is_out for a in overload._schema.arguments):
-            return with_out(overload, twin) if twin is not None else host.fallback(overload)
         if twin is None or not can_lower(twin):
             return host.fallback(overload)
         general = in_place(overload, twin)
@@ -179,6 +184,23 @@ def kernel_for(overload: OpOverload) -> Any:
         return host.fallback(overload)
     general = functional(overload)
     return fast.functional(op, general) if fast.can_generate(op) and op.returns == 1 else general
+
+
+def _with_out(overload: OpOverload) -> Any:
+    twin = functional_twin(overload)
+    return with_out(overload, twin) if twin is not None else host.fallback(overload)
+
+
+def _made_when_called(make: Callable[[], Any]) -> Any:
+    """A kernel that is made at its first call, as there are many that nobody calls."""
+    made: list[Any] = []
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            made.append(make())
+        return made[0](*args, **kwargs)
+
+    return kernel
 
 
 def _writes_first_only(overload: OpOverload) -> bool:

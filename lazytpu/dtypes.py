@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import torch
 
-_TABLE: tuple[tuple[torch.dtype, object, str], ...] = (
+_TABLE: tuple[tuple[torch.dtype, Any, str], ...] = (
     (torch.float32, jnp.float32, "f32"),
     (torch.float64, jnp.float64, "f64"),
     (torch.float16, jnp.float16, "f16"),

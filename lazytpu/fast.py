@@ -88,7 +88,10 @@ def in_place(op: Op, general: Kernel) -> Kernel:
 
 def view(op: Op, general: Kernel) -> Kernel:
     """The fast form of `kernels.view` for an op that returns one tensor."""
-    keys = [f"tuple(a{i}) if type(a{i}) is list else a{i}" if a.kind == "list" else f"a{i}" for i, a in enumerate(op.arguments)]
+    keys = [
+        f"tuple(a{i}) if type(a{i}) is list else a{i}" if a.kind == "list" else f"a{i}"
+        for i, a in enumerate(op.arguments)
+    ]
     lines = [
         f"if type(a0) is not LazyTensor: {_general(op)}",
         "c = a0._s",
@@ -147,7 +150,12 @@ def _operand(op: Op, i: int, argument: Argument, beside_target: bool) -> list[st
         ]
         return [*tensor, *(number if i else []), *adopted, f"else: {_general(op)}"]
     if argument.kind == "number":
-        return [f"if {a} is ABSENT: {k} = ABSENT", *number[:-1], f"elif {a} is None: {k} = None", f"else: {_general(op)}"]
+        return [
+            f"if {a} is ABSENT: {k} = ABSENT",
+            *number[:-1],
+            f"elif {a} is None: {k} = None",
+            f"else: {_general(op)}",
+        ]
     if argument.kind == "list":
         return [f"{k} = tuple({a}) if type({a}) is list else {a}"]
     if argument.kind == "float":
@@ -224,7 +232,7 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
         "trace": trace,
     }
     exec(_code_of(source), scope)
-    scope["kernel"].__qualname__ = f"kernel of {op.name}"  # type: ignore[attr-defined]
+    scope["kernel"].__qualname__ = f"kernel of {op.name}"
     return scope["kernel"]  # type: ignore[no-any-return]
 
 
@@ -232,4 +240,3 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
 def _code_of(source: str) -> CodeType:
     """Ops of one shape of schema have one source, and compiling it is the dearest part of the import."""
     return compile(source, "<lazytpu kernel>", "exec")
-

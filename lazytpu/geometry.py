@@ -49,6 +49,7 @@ def in_place_view(overload: OpOverload) -> Kernel:
 
 def _place(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage, layout: Layout) -> torch.Tensor:
     """Makes a tensor lie in ``storage``, whose C++ storage is ``raw``, as ``layout``."""
+    forget_cell(tensor)  # an interrupt in between leaves a tensor that finds its cell again
     _set.redispatch(META, tensor, raw, layout.offset, layout.size, layout.stride)
     tensor._s = cell_at(storage, layout)  # type: ignore[attr-defined]
     return tensor
@@ -58,7 +59,13 @@ def _place_as(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage,
     """`_place` where a meta tensor lies, in a storage that is made as large as its storage is."""
     if meta.untyped_storage().nbytes() > _nbytes(storage.layout):
         storage = _grow(storage, raw, meta)
-    geometry = (tuple(meta.shape), meta.stride(), meta.storage_offset(), meta.dtype, meta.is_conj() + 2 * meta.is_neg())
+    geometry = (
+        tuple(meta.shape),
+        meta.stride(),
+        int(meta.storage_offset()),
+        meta.dtype,
+        meta.is_conj() + 2 * meta.is_neg(),
+    )
     return _place(tensor, raw, storage, storage.layout.child_at(geometry))
 
 
@@ -106,7 +113,7 @@ def resize_as_(tensor: torch.Tensor, template: torch.Tensor, *, memory_format: A
 @kernel("set_")
 def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
     if not is_device_tensor(tensor):
-        return tensor.set_()
+        return aten.set_.default(tensor)  # type: ignore[no-any-return]
     storage = new_storage(root_layout((0,), (1,), tensor.dtype))
     return _place(tensor, make(storage).untyped_storage(), storage, storage.layout)
 
@@ -114,12 +121,12 @@ def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
 @kernel("set_.source_Tensor")
 def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if not is_device_tensor(tensor):
-        return tensor.set_(source)
+        return aten.set_.source_Tensor(tensor, source)  # type: ignore[no-any-return]
     if not is_device_tensor(source):
         return _set.redispatch(META, tensor, source.untyped_storage(), 0, (), ())  # type: ignore[no-any-return] # raises
     with lock, torch.no_grad(), torch._C.DisableTorchFunction():
         storage, layout = resolve(cell_of(source))
-        torch.empty(0, dtype=tensor.dtype, device="meta").set_(stand_in(storage.layout, layout))  # raises
+        torch.empty(0, dtype=tensor.dtype, device="meta").set_(stand_in(storage.layout, layout))  # type: ignore[call-overload] # raises
         return _place(tensor, source.untyped_storage(), storage, layout)
 
 

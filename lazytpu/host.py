@@ -82,7 +82,9 @@ def fallback(overload: OpOverload) -> Callable[..., Any]:
         if name not in _warned:
             _warned.add(name)
             warnings.warn(
-                f"{name} has no lowering and runs on the CPU, at {site.here().describe()}", FallbackWarning, stacklevel=2
+                f"{name} has no lowering and runs on the CPU, at {site.here().describe()}",
+                FallbackWarning,
+                stacklevel=2,
             )
         return run_on_host(overload, args, kwargs, f"fallback of {name}")
 
@@ -92,7 +94,10 @@ def fallback(overload: OpOverload) -> Callable[..., Any]:
 def run_on_host(overload: OpOverload, args: Any, kwargs: Any, reason: str) -> Any:
     """Runs an op on copies of its arguments on the CPU and brings the results, and what it wrote, back."""
     copies: dict[int, torch.Tensor] = {}
-    host_args, host_kwargs = _down(tuple(args), copies, reason), {k: _down(v, copies, reason) for k, v in kwargs.items()}
+    host_args, host_kwargs = (
+        _down(tuple(args), copies, reason),
+        {k: _down(v, copies, reason) for k, v in kwargs.items()},
+    )
     with torch.no_grad(), lock:
         result = overload(*host_args, **host_kwargs)
         written = _written(overload, args, kwargs)

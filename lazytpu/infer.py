@@ -48,7 +48,9 @@ def infer(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, tuple[Lay
         raise _eager_error(op, node, kwargs, error) from None
 
 
-def _infer(op: Op, node: Node, kwargs: dict[str, Any]) -> tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]:
+def _infer(
+    op: Op, node: Node, kwargs: dict[str, Any]
+) -> tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]:
     with torch.no_grad(), torch._C.DisableTorchFunction():
         if op.overload is not op.recorded:
             _check_in_place(op, node.args, kwargs)
@@ -86,7 +88,9 @@ def _eager_error(op: Op, node: Node, kwargs: dict[str, Any], error: Exception) -
                 return torch.empty_strided(x.layout.size, x.layout.stride, dtype=x.layout.dtype)
             return torch.zeros((), dtype=x.layout.dtype).expand(x.layout.size)
         if type(x) is Number:
-            return _PYTHON_NUMBER.get(x.dtype, torch.zeros((), dtype=x.dtype) if isinstance(x.dtype, torch.dtype) else 0)
+            return _PYTHON_NUMBER.get(
+                x.dtype, torch.zeros((), dtype=x.dtype) if isinstance(x.dtype, torch.dtype) else 0
+            )
         return [sample(e) for e in x] if isinstance(x, (list, tuple)) else x
 
     named = {**dict(zip([a.name for a in op.arguments], node.args, strict=False)), **kwargs}
@@ -127,23 +131,6 @@ def _metas(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
         return [_metas(e) for e in x]
     return x
-
-
-def _gru_cell(gates: Any, hidden_gates: Any, hx: Any, *bias: Any) -> Any:
-    return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
-
-
-def _gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
-    n, h = grad.shape
-    bias = [grad.new_empty(3 * h) for _ in range(2)] if has_bias else [None, None]
-    return grad.new_empty(n, 3 * h), grad.new_empty(n, 3 * h), torch.empty_like(grad), *bias
-
-
-# Ops that torch has on CUDA only, without a meta kernel.
-_META = {
-    torch.ops.aten._thnn_fused_gru_cell.default: _gru_cell,
-    torch.ops.aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
-}
 
 
 def _on_meta(overload: Any, args: Any, kwargs: Any, device: dict[str, Any]) -> Any:

@@ -214,4 +214,3 @@ def unsupported(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any
         given=", ".join(types),
         do='add a rule (docs/how-to/add-an-op) or set lazytpu.config.fallback = "cpu"',
     )
-

@@ -25,7 +25,7 @@ def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if on_other_device(args, kwargs):
             return call_meta(overload, args, kwargs)
-        args, kwargs = call_form(overload, args, kwargs)
+        args, kwargs = call_form(overload, args, kwargs)  # type: ignore[assignment]
         given = args[: min((positions[n] for n in names), default=len(args))]
         outs = [kwargs[n] if n in kwargs else args[positions[n]] for n in names]
         flat_outs = flat(outs)

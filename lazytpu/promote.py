@@ -42,7 +42,7 @@ def _types(node: Node) -> list[Any]:
 def _alike(x: Any, y: Any) -> bool:
     """Whether two parts of keys are the same; on the shadow path, values of the same type are."""
     if trace.shadow is not None and type(x) is Value and type(y) is Value:
-        return _types_of(x) == _types_of(y)
+        return bool(_types_of(x) == _types_of(y))
     if trace.shadow is not None and type(x) is tuple and type(y) is tuple:
         return len(x) == len(y) and all(_alike(p, q) for p, q in zip(x, y, strict=True))
     return x is y or bool(x == y)

@@ -31,8 +31,10 @@ _KIND = {float: "f", int: "i", bool: "i", complex: "c"}
 _NAN = object()
 _INT64_MAX = (1 << 63) - 1
 
+
 # Set by step.py: cuts the graph when it has grown past config.max_graph_ops.
-cut_oversized: Callable[[], None] = lambda: None
+def cut_oversized() -> None:
+    """Cuts a graph that has grown too large."""
 
 
 def cut_if_oversized() -> None:
@@ -59,7 +61,7 @@ def load(cell: Cell) -> Value:
                     storage.reads, storage.reads_root = {}, value
                 value = read_view(value, layout, storage.reads)
             if trace.step == step:  # no finalizer has cut the graph in the middle of this
-                return value  # type: ignore[no-any-return]
+                return value
 
 
 def _load_storage(storage: Storage, step: int) -> Value:
@@ -288,7 +290,7 @@ def _new_node(
     if op.random:
         node.kwargs["rng"] = Number("i", counts[1], "rng")
         counts[1] += 2
-    node.counts = tuple(counts)
+    node.counts = (counts[0], counts[1], counts[2])
     if layouts is not None:
         node.set_results(layouts, 0)
     else:

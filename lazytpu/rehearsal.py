@@ -25,7 +25,9 @@ _may_overlap: dict[Any, str] = {}  # key to the error, empty where torch allows 
 _checked: dict[Any, None] = {}
 
 
-def call_form(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+def call_form(
+    overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments without `ABSENT` ones."""
     if any(x is ABSENT for x in args):
         first = next(i for i, x in enumerate(args) if x is ABSENT)
@@ -55,12 +57,12 @@ def entangled(written: Sequence[Any], read: Iterable[Any], *, pointwise: bool) -
     """
     cells = [cell_of(t) for t in written if is_device_tensor(t)]
     storages = {storage_of(cell) for cell in cells}
-    if len(storages) < len(cells) or any([type(cell) is Alias and cell.layout.overlapping for cell in cells]):
+    if len(storages) < len(cells) or any(type(cell) is Alias and cell.layout.overlapping for cell in cells):
         return True
     others = [cell_of(t) for t in read if is_device_tensor(t)]
     if storages.isdisjoint([storage_of(cell) for cell in others]):
         return False
-    return not pointwise or any([storage_of(cell) in storages and cell not in cells for cell in others])
+    return not pointwise or any(storage_of(cell) in storages and cell not in cells for cell in others)
 
 
 def check_overlap(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

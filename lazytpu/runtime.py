@@ -72,8 +72,7 @@ def lower(graph: Graph) -> Any:
     step.__name__ = f"lazytpu_{graph.key[:8]}"
     given, kept = split_donated(graph, types)
     packs = [
-        jax.ShapeDtypeStruct((n,), d)
-        for n, d in zip(graph.counts, (np.float64, np.int64, np.complex128), strict=True)
+        jax.ShapeDtypeStruct((n,), d) for n, d in zip(graph.counts, (np.float64, np.int64, np.complex128), strict=True)
     ]
     with (
         jax.enable_x64(True),
@@ -120,7 +119,11 @@ def executable_for(graph: Graph) -> tuple[Executable, bool]:
 
 
 def run(
-    executable: Executable, inputs: Sequence[Any], floats: Sequence[float], ints: Sequence[int], complexes: Sequence[complex]
+    executable: Executable,
+    inputs: Sequence[Any],
+    floats: Sequence[float],
+    ints: Sequence[int],
+    complexes: Sequence[complex],
 ) -> Sequence[Any]:
     """Starts an executable and returns its outputs, which may still be computing.
 
@@ -132,7 +135,11 @@ def run(
     given, kept = split_donated(graph, inputs)
     nf, ni, nc = graph.counts
     with jax.enable_x64(True):
-        packs = np.array(floats[:nf], np.float64), np.array(ints[:ni], np.int64), np.array(complexes[:nc], np.complex128)
+        packs = (
+            np.array(floats[:nf], np.float64),
+            np.array(ints[:ni], np.int64),
+            np.array(complexes[:nc], np.complex128),
+        )
         try:
             outputs: Sequence[Any] = executable.compiled(given, kept, *packs)
         except jax.errors.JaxRuntimeError as error:
@@ -143,7 +150,9 @@ def run(
 
 def _failure(kind: type[LazyTPUError], verb: str, graph: Graph, error: Exception) -> LazyTPUError:
     """The error for a graph XLA refused, with the op whose result is largest: XLA does not say which one failed."""
-    sizes = {node: sum(type_of(v.layout).size * v.layout.dtype.itemsize for v in node.values if v) for node in graph.nodes}
+    sizes = {
+        node: sum(type_of(v.layout).size * v.layout.dtype.itemsize for v in node.values if v) for node in graph.nodes
+    }
     node = max(sizes, key=lambda n: sizes[n])
     memory = "RESOURCE_EXHAUSTED" in str(error)
     return kind(

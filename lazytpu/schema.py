@@ -187,7 +187,9 @@ def functional_twin(overload: OpOverload) -> OpOverload | None:
         packet = packet[:-1]
     same_packet = getattr(aten, packet, None)
     names = [] if same_packet is None else same_packet.overloads()
-    twins = [found for found in (_find(packet, name) for name in names) if found is not None and _is_twin(overload, found)]
+    twins = [
+        found for found in (_find(packet, name) for name in names) if found is not None and _is_twin(overload, found)
+    ]
     return min(twins, key=lambda found: len(found._schema.arguments), default=None)
 
 

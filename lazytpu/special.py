@@ -76,7 +76,9 @@ def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **_: A
 
 
 @kernel("empty_like", "new_empty", "new_empty_strided")
-def empty_like(tensor: torch.Tensor, *args: Any, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any) -> Any:
+def empty_like(
+    tensor: torch.Tensor, *args: Any, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any
+) -> Any:
     dtype = dtype or tensor.dtype
     if device is not None and torch.device(device).type != LazyTensor.device_type:  # type: ignore[attr-defined]
         size = args[0] if args else tensor.shape
@@ -118,7 +120,8 @@ def copy_(dst: torch.Tensor, src: Any, non_blocking: bool = False) -> torch.Tens
         if is_device_tensor(src) and dst.device.type != "meta":
             dst.copy_(read(src, "copy to the CPU"))
         return dst
-    if src is dst:
+    same = src is dst
+    if same:
         return dst
     if entangled([dst], [src], pointwise=True):
         check_overlap(aten.copy_.default, (dst, src), {})
@@ -131,7 +134,7 @@ def copy_(dst: torch.Tensor, src: Any, non_blocking: bool = False) -> torch.Tens
 
 @kernel("_copy_from", "_copy_from_and_resize")
 def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return copy_(dst, src)
+    return copy_(dst, src)  # type: ignore[no-any-return]
 
 
 def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
@@ -159,7 +162,9 @@ def from_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @kernel("_to_copy")
-def to_copy(tensor: torch.Tensor, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **rest: Any) -> Any:
+def to_copy(
+    tensor: torch.Tensor, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **rest: Any
+) -> Any:
     if tensor.device.type == "meta":
         return aten._to_copy.default(tensor, dtype=dtype, device=torch.device("meta"), memory_format=memory_format)
     if not is_device_tensor(tensor):
@@ -170,7 +175,9 @@ def to_copy(tensor: torch.Tensor, *, dtype: Any = None, device: Any = None, memo
         options = {"dtype": dtype or tensor.dtype, **_format(memory_format)}
         return record_new(_TO_COPY, _TO_COPY.bind((tensor,), options))
     if kind == "meta":
-        return torch.empty_strided(tensor.shape, _like_stride(tensor, memory_format), dtype=dtype or tensor.dtype, device=device)
+        return torch.empty_strided(
+            tensor.shape, _like_stride(tensor, memory_format), dtype=dtype or tensor.dtype, device=device
+        )
     host = read(tensor, "copy to the CPU")
     return host.to(device=device, dtype=dtype or host.dtype, **_format(memory_format))
 
@@ -251,7 +258,9 @@ def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
 
 
 @kernel("_pack_padded_sequence")
-def pack_padded_sequence(tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def pack_padded_sequence(
+    tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Torch packs the positions of the steps on the CPU; the device takes the steps from there."""
     steps = tensor.transpose(0, 1) if batch_first else tensor
     positions = torch.arange(steps.shape[0] * steps.shape[1], device="cpu").reshape(*steps.shape[:2], 1)
@@ -265,7 +274,9 @@ def pack_padded_sequence(tensor: torch.Tensor, lengths: torch.Tensor, batch_firs
 
 
 @kernel("native_batch_norm", "_native_batch_norm_legit")
-def native_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:
+def native_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
     if on_other_device((x, weight, bias, mean, var), {}):
         return aten.native_batch_norm.default.redispatch(META, x, weight, bias, mean, var, training, momentum, eps)
     if mean is None or var is None:

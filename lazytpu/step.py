@@ -36,7 +36,8 @@ def live_storages() -> list[Storage]:
     Somebody holds a storage when its reference count is above that of one only the lists here refer to.
     """
     step = trace.recorded_step
-    return [s for s in trace.pending if sys.getrefcount(s) > _UNHELD and s.step == step]
+    live = [s for s in trace.pending if sys.getrefcount(s) > _UNHELD and s.step == step]
+    return list(dict.fromkeys(live))  # a cut in the middle of a write may have left one in the list twice
 
 
 def _calibrate() -> int:
@@ -84,11 +85,11 @@ def cut(reason: str) -> None:
                 _adopt_inputs(live)
                 _next_step()
         finally:
-            try:
-                trace.reopen()
-            finally:
-                if collecting:
-                    gc.enable()
+            if trace.closed:  # no call here, where an interrupt could leave it closed
+                trace.step = trace.recorded_step
+                trace.closed = False
+            if collecting:
+                gc.enable()
 
 
 def _next_step() -> None:
@@ -142,14 +143,15 @@ def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
         storage.value, storage.step = None, 0
 
 
-class uninterrupted:  # noqa: N801  used as a function is
+class uninterrupted:
     """Puts Ctrl-C off: between the start of an executable and the storing of its results, an interrupt
     would lose the buffers that were donated to it."""
 
     __slots__ = ("previous", "received")
 
     def __enter__(self) -> None:
-        self.previous, self.received = None, None
+        self.previous: Any = None
+        self.received: tuple[Any, ...] | None = None
         if threading.get_ident() == threading.main_thread().ident:
             handler = signal.getsignal(signal.SIGINT)
             if callable(handler):

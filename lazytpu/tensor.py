@@ -72,6 +72,7 @@ class LazyTensor(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        self.__dict__.pop("_s", None)  # an interrupt before the end leaves a tensor that finds its cell again
         _Tensor.data.__set__(self, value)
         forget_cell(self)
 

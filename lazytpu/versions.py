@@ -39,6 +39,7 @@ PRIVATE_TORCH = (
     "_decomp.decomposition_table",
     "_is_functional_tensor",
     "_neg_view",
+    "_pack_padded_sequence",
     "_ops.OpOverload",
     "_register_device_module",
     "_subclasses.fake_tensor.FakeTensorMode",

@@ -42,7 +42,13 @@ def _attempt(compute: Callable[[], Writes], held: Sequence[Cell], step: int) -> 
         if value is not None:
             storage = storage_of(cell)
             if cell is not storage:
-                value = _written(storage, resolve(cell)[1], value, contents.get(storage), old.get(cell))
+                value = _written(
+                    storage,
+                    resolve(cell)[1],
+                    value,
+                    contents.get(storage),
+                    old.get(cell) if isinstance(cell, Alias) else None,
+                )
             contents[storage] = value
     return commit(contents, step, before)
 

@@ -116,7 +116,9 @@ def in_order(program: Program, run: Run, indices: Sequence[int]) -> bool:
     """
     target, *others = [program.pairs[i][0] for i in indices]
     same = [target.stride() == o.stride() and target.shape == o.shape and target.dtype == o.dtype for o in others]
-    clear = [not shares(target, o) or s and target.data_ptr() == o.data_ptr() for o, s in zip(others, same, strict=True)]
+    clear = [
+        not shares(target, o) or s and target.data_ptr() == o.data_ptr() for o, s in zip(others, same, strict=True)
+    ]
     if not overlapping(target) and all(clear):
         return True
     _, raised = outcome(lambda: run(copy.deepcopy([target, *others])))
@@ -169,7 +171,9 @@ def _dim(rng: random.Random, t: torch.Tensor) -> int:
 
 
 def _slice(rng: random.Random, n: int) -> slice:
-    return slice(rng.choice((None, 0, 1, -2)), rng.choice((None, None, n - 1, n, -1)), rng.choice((None, None, 1, 2, 3)))
+    return slice(
+        rng.choice((None, 0, 1, -2)), rng.choice((None, None, n - 1, n, -1)), rng.choice((None, None, 1, 2, 3))
+    )
 
 
 def _factors(rng: random.Random, numel: int) -> tuple[int, ...]:
@@ -407,14 +411,15 @@ def resize(program: Program, rng: random.Random) -> None:
     i = program.pick(rng, lambda t: not t.is_conj() and not t.is_neg())
     if i is None:
         return
-    size = rng.choice(SIZES)
+    t, size = program.pairs[i][0], rng.choice(SIZES)
+    numel = torch.Size(size).numel()
+    grows = numel > 0 and (t.storage_offset() + numel) * t.element_size() > t.untyped_storage().nbytes()
 
-    def run(t: Sequence[torch.Tensor]) -> Any:
-        before = t[0].untyped_storage().nbytes()
-        t[0].resize_(size)
-        storage = t[0].untyped_storage()
-        if storage.nbytes() > before:  # what is new there is not defined
-            torch.empty(0, dtype=torch.uint8, device=t[0].device).set_(storage).fill_(1)
+    def run(ts: Sequence[torch.Tensor]) -> Any:
+        ts[0].resize_(size)
+        if grows:  # what is new there is not defined
+            storage = ts[0].untyped_storage()
+            torch.empty(0, dtype=torch.uint8, device=ts[0].device).set_(storage).fill_(1)
 
     program.do(f"resize_{size}", run, i)
 

@@ -84,6 +84,10 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
 def deep() -> nn.Module:
     layers = [x for _ in range(24) for x in (nn.Linear(16, 16), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(16, 10))
@@ -97,17 +101,20 @@ def resnet() -> nn.Module:
 
 # Batch norm amplifies rounding from step to step, in eager too: against float64, eager's own losses of a
 # ResNet-18 are off by 2e-3 after ten steps.  So the model with batch norm is compared in float64.
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[[nn.Module], torch.optim.Optimizer], torch.dtype]] = {
-    "mlp": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), (16, 1, 8, 8), sgd, torch.float32),
+Model = tuple[Callable[[], nn.Module], tuple[int, ...], Callable[[nn.Module], torch.optim.Optimizer], torch.dtype]
+MODELS: dict[str, Model] = {
+    "mlp": (mlp, (16, 1, 8, 8), sgd, torch.float32),
     "deep": (deep, (8, 16), adamw, torch.float32),
     "cnn": (CNN, (8, 1, 14, 14), sgd, torch.float32),
     "resnet": (resnet, (4, 3, 32, 32), sgd, torch.float64),
     "lstm": (Recurrent, (4, 7, 6), adamw, torch.float32),
     "transformer": (Translator, (4, 6, 16), adamw, torch.float32),
-}  # fmt: skip
+}
 
 
-def losses(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> tuple[list[float], list[int]]:
+def losses(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> tuple[list[float], list[int]]:
     values, compiles = [], []
     for _ in range(STEPS):
         before = lazytpu.metrics.counter("compile")
@@ -180,7 +187,9 @@ def test_a_compiled_step_draws_new_random_numbers(device: torch.device) -> None:
     assert all(not torch.equal(a, b) for a, b in zip(masks, masks[1:], strict=False))
 
 
-def test_a_step_that_cannot_be_replayed_stays_right_and_says_so(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_cannot_be_replayed_stays_right_and_says_so(
+    device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
     lazytpu.metrics.reset()
     counter = [0]
 

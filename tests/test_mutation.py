@@ -324,7 +324,9 @@ FORMATS: dict[str, Case] = {
     "zeros_like": lambda on: torch.zeros_like(numbers(2, 3, 4, 5, device=on).to(memory_format=torch.channels_last)),
     "clone": lambda on: numbers(2, 3, 4, 5, device=on).to(memory_format=torch.channels_last).clone(),
     "clone_contiguous": lambda on: (
-        numbers(2, 3, 4, 5, device=on).to(memory_format=torch.channels_last).clone(memory_format=torch.contiguous_format)
+        numbers(2, 3, 4, 5, device=on)
+        .to(memory_format=torch.channels_last)
+        .clone(memory_format=torch.contiguous_format)
     ),
     "keeps": lambda on: numbers(2, 3, 4, 5, device=on).to(memory_format=torch.channels_last).add(1).relu(),
     "write": lambda on: numbers(2, 3, 4, 5, device=on).to(memory_format=torch.channels_last).add_(1)[:, 1:].mul_(2),
@@ -332,8 +334,8 @@ FORMATS: dict[str, Case] = {
         numbers(2, 3, 4, 5, device=on).to(memory_format=torch.channels_last).permute(0, 2, 3, 1).view(-1)
     ),
     "no_view": lambda on: numbers(2, 3, 4, 5, device=on).to(memory_format=torch.channels_last).view(-1),
-    "copy_": lambda on: (
-        torch.empty(2, 3, 4, 5, device=on, memory_format=torch.channels_last).copy_(numbers(2, 3, 4, 5, device=on))
+    "copy_": lambda on: torch.empty(2, 3, 4, 5, device=on, memory_format=torch.channels_last).copy_(
+        numbers(2, 3, 4, 5, device=on)
     ),
     "empty_strided": lambda on: torch.empty_strided((2, 3), (1, 4), device=on).fill_(2),
     "empty_permuted": lambda on: torch.empty_permuted((2, 3, 4), (1, 2, 0), device=on).fill_(2),

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_status import STATUS, Key
+from op_status import NOT_REFUSED, STATUS, Key
 from torch.utils._pytree import tree_leaves, tree_map
 
 import lazytpu
@@ -229,18 +229,19 @@ def test_the_status_table_names_operators_that_are_tested() -> None:
     tested = {key_of(op, dtype) for op in ENTRIES for dtype in dtypes_of(op)}
     assert not [key for key in STATUS if key not in tested]
     assert all(STATUS.values())
+    assert not set(NOT_REFUSED) - {full_name(op) for op in REFUSERS}
 
 
 # --- wrong arguments --------------------------------------------------------------------------------------
 
 REFUSING = """
-    add sub mul div pow atan2 fmod remainder where lerp clamp addcmul addmm addbmm baddbmm addmv addr mm bmm mv dot
-    matmul sum mean amax aminmax argmax cumsum logcumsumexp kthvalue median mode sort topk unique cat stack hstack
-    vstack dstack split reshape permute transpose squeeze unsqueeze expand flip roll rot90 movedim narrow select
-    diagonal gather scatter scatter_add index_add index_fill index_select take take_along_dim masked_fill
-    masked_select masked_scatter tril_indices arange eye linspace full repeat tensor_split unfold triangular_solve
-    cross histc cdist einsum diff trace renorm linalg.cross linalg.vander linalg.norm linalg.solve linalg.multi_dot
-    linalg.lstsq nn.functional.conv1d nn.functional.conv2d nn.functional.max_pool2d nn.functional.avg_pool2d
+    pow atan2 fmod remainder lerp clamp addcmul addmm addbmm baddbmm addmv addr mm bmm mv dot matmul sum mean amax
+    aminmax argmax cumsum logcumsumexp kthvalue mode sort topk unique cat stack hstack vstack dstack split reshape
+    permute transpose squeeze unsqueeze expand flip roll rot90 movedim narrow select diagonal gather scatter
+    scatter_add index_add index_fill index_select take take_along_dim masked_fill masked_select masked_scatter
+    tril_indices arange eye linspace full repeat tensor_split unfold triangular_solve cross histc cdist einsum diff
+    trace renorm linalg.cross linalg.vander linalg.norm linalg.solve linalg.multi_dot linalg.lstsq
+    nn.functional.conv1d nn.functional.conv2d nn.functional.max_pool2d nn.functional.avg_pool2d
     nn.functional.adaptive_avg_pool2d nn.functional.embedding nn.functional.layer_norm nn.functional.group_norm
     nn.functional.one_hot nn.functional.pixel_shuffle nn.functional.nll_loss nn.functional.cross_entropy
     nn.functional.binary_cross_entropy nn.functional.l1_loss nn.functional.gaussian_nll_loss
@@ -254,7 +255,7 @@ REFUSERS = [op for op in ENTRIES if op.name in REFUSING and op.error_inputs_func
 
 @pytest.mark.parametrize("op", REFUSERS, ids=full_name)
 def test_wrong_arguments_raise_what_they_raise_on_the_cpu(op: Any, device: torch.device) -> None:
-    tried = 0
+    tried, texts = 0, []
     for wrong in islice(op.error_inputs("cpu"), ERROR_SAMPLES):
         sample = wrong.sample_input
         expected = _error_of(op, (sample.input, *sample.args), sample.kwargs)
@@ -262,8 +263,11 @@ def test_wrong_arguments_raise_what_they_raise_on_the_cpu(op: Any, device: torch
             continue
         tried += 1
         got = _error_of(op, *to_device(((sample.input, *sample.args), sample.kwargs), device))
-        assert type(got) is type(expected), f"{got!r}, not {expected!r}"
+        if type(got) is not type(expected):
+            texts.append(f"{got!r}, not {expected!r}")
     assert tried
+    known = NOT_REFUSED.get(full_name(op))
+    assert bool(texts) == bool(known), "\n".join(texts) or f"passes: remove it from op_status.py ({known})"
 
 
 def _dims(x: Any) -> int:

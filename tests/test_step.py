@@ -178,7 +178,9 @@ def test_a_rule_that_fails_names_op_and_line_and_loses_nothing(
 
     monkeypatch.setitem(registry._RULES, torch.ops.aten.asinh.default, broken)
     y = (x + 1).asinh()
-    with pytest.raises(LoweringError, match=r"aten\.asinh could not be lowered[\s\S]*at\s+test_step\.py:\d+[\s\S]*f32\[3\]"):
+    with pytest.raises(
+        LoweringError, match=r"aten\.asinh could not be lowered[\s\S]*at\s+test_step\.py:\d+[\s\S]*f32\[3\]"
+    ):
         lazytpu.mark_step()
     monkeypatch.undo()
     torch.testing.assert_close(y.cpu(), torch.full((3,), 2.0).asinh())
@@ -243,7 +245,9 @@ def test_a_fallback_is_counted_and_warned_of_once(device: torch.device) -> None:
     kernel = host.fallback(torch.ops.aten.cos.default)
     host._warned.discard("aten.cos")
     x = torch.zeros(3, device=device)
-    with pytest.warns(host.FallbackWarning, match=r"aten\.cos has no lowering and runs on the CPU, at test_step\.py:\d+"):
+    with pytest.warns(
+        host.FallbackWarning, match=r"aten\.cos has no lowering and runs on the CPU, at test_step\.py:\d+"
+    ):
         assert kernel(x).tolist() == [1.0] * 3
     kernel(x)
     assert lazytpu.metrics.fallbacks()["aten.cos"] == 2

@@ -245,7 +245,9 @@ MORE_VIEWS = ("itself", "transpose", "select", "expand_overlapping", "as_strided
 
 
 # What these put where elements overlap does not depend on the order in which a kernel visits them.
-SETTING = [key for key in WRITES if key.startswith(("copy", "fill", "zero", "setitem", "index", "masked", "scatter", "out"))]
+SETTING = [
+    key for key in WRITES if key.startswith(("copy", "fill", "zero", "setitem", "index", "masked", "scatter", "out"))
+]
 UNORDERED = {"expand_overlapping": {"index_put_accumulate", "out_sum"}}
 
 

@@ -94,7 +94,9 @@ def graph_of(last: Node, outputs: tuple[Value, ...], donated: tuple[Value, ...] 
                 else:
                     needed.add(x.node)
     used = tuple(sorted(inputs, key=lambda v: v.index))
-    return Graph(tuple(reversed(kept)), used, outputs, tuple(i for i, v in enumerate(used) if v in donated), last.counts)
+    return Graph(
+        tuple(reversed(kept)), used, outputs, tuple(i for i, v in enumerate(used) if v in donated), last.counts
+    )
 
 
 def input_layouts(graph: Graph) -> tuple[Layout, ...]:

@@ -108,16 +108,16 @@ class Layout:
         known = self.root.geometry_layout(geometry)
         if known is not None:
             return known
-        *plain, bits = geometry
+        size, stride, offset, dtype, bits = geometry
         if bits & CONJ:
-            return self.child_at((*plain, bits & ~CONJ)).child("_conj", (), geometry)
+            return self.child_at((size, stride, offset, dtype, bits & ~CONJ)).child("_conj", (), geometry)
         if bits & NEG:
-            return self.child_at((*plain, 0)).child("_neg_view", (), geometry)
-        flat, dtype = self.flat(), geometry[3]
+            return self.child_at((size, stride, offset, dtype, 0)).child("_neg_view", (), geometry)
+        flat = self.flat()
         if dtype != flat.dtype:
-            size = (flat.size[0] * flat.dtype.itemsize // dtype.itemsize,)
-            flat = flat.child("view_dtype", (dtype,), (size, (1,), 0, dtype, 0))
-        return flat.child("as_strided", geometry[:3], geometry)
+            numel = flat.size[0] * flat.dtype.itemsize // dtype.itemsize
+            flat = flat.child("view_dtype", (dtype,), ((numel,), (1,), 0, dtype, 0))
+        return flat.child("as_strided", (size, stride, offset), geometry)
 
     def flat(self) -> Layout:
         """The whole storage as a vector in memory order: ``permute`` and ``view`` of the root."""

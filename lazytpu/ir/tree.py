@@ -192,15 +192,12 @@ class Trace:
         return value
 
     def close(self) -> None:
-        """Keeps everybody from recording until `reopen`: nothing belongs to the number that ``step`` has now."""
+        """Keeps everybody from recording: nothing belongs to the number that ``step`` has now.
+
+        `step.cut` opens it again, with ``step`` at ``recorded_step``: the next step if there was one, else this one.
+        """
         self.step += 1
         self.closed = True
-
-    def reopen(self) -> None:
-        """Goes on recording: the next step if there was one, else the one that was closed."""
-        if self.closed:
-            self.closed = False
-            self.step = self.recorded_step
 
     def refuse_if_closed(self) -> None:
         """Raises where something is recorded in the middle of a cut."""
@@ -228,9 +225,11 @@ class Trace:
         self.cursor, self.nodes, self.parted, self.shadow, lengths = mark
         if new:  # nodes made since then are at the end of the path, below the first of them
             first = last.path()[-new]
-            first.parent.children.pop(first.key, None)  # type: ignore[union-attr]
+            assert first.parent is not None
+            first.parent.children.pop(first.key, None)
         touched = [entry[0] for entry in self.inputs[lengths[0] :]] + self.pending[lengths[4] :]
-        for kept, n in zip((self.inputs, self.floats, self.ints, self.complexes, self.pending), lengths, strict=True):
+        lists: tuple[list[Any], ...] = (self.inputs, self.floats, self.ints, self.complexes, self.pending)
+        for kept, n in zip(lists, lengths, strict=True):
             del kept[n:]
         return touched
 

@@ -32,7 +32,8 @@ class _Table(dict[Any, Any]):
     """Decompositions of every op that has no rule, for make_fx."""
 
     def __init__(self) -> None:
-        super().__init__((op, f) for op, f in decomposition_table.items() if rule_of(op) is None)
+        table: dict[Any, Any] = dict(decomposition_table)
+        super().__init__((op, f) for op, f in table.items() if rule_of(op) is None)
 
 
 def trace_decomposition(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> torch.fx.GraphModule:

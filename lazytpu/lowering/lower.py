@@ -217,7 +217,9 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 def _rounded_to_half(x: Any) -> Any:
     """A complex64 array with the values that complex32 can hold."""
-    return lax.complex(*[lax.reduce_precision(part(x), exponent_bits=5, mantissa_bits=10) for part in (lax.real, lax.imag)])
+    return lax.complex(
+        *[lax.reduce_precision(part(x), exponent_bits=5, mantissa_bits=10) for part in (lax.real, lax.imag)]
+    )
 
 
 # Arguments by which a caller says which gradients it wants; torch's types list the others all the same.
@@ -228,7 +230,9 @@ def _checked(node: Node, types: Sequence[Any], results: Sequence[Any]) -> list[A
     """The results, compared with what torch predicted; zeros for gradients nobody asked for."""
     site = node.site.describe() if node.site else ""
     if len(results) != len(types):
-        raise LoweringError(f"{node.op.name}: the rule gave {len(results)} results, torch predicts {len(types)}", at=site)
+        raise LoweringError(
+            f"{node.op.name}: the rule gave {len(results)} results, torch predicts {len(types)}", at=site
+        )
     masked = not _MASKS.isdisjoint(node.op.positions)
     checked = []
     for layout, result in zip(types, results, strict=True):
