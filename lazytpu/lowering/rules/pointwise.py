@@ -167,7 +167,9 @@ def _sign(x):
 
 
 def _abs(out, x):
-    return x if out.dtype == bool else cast(lax.abs(cast(x, compute_dtype(x.dtype))), out.dtype)
+    if out.dtype == bool or jnp.issubdtype(x.dtype, jnp.unsignedinteger):
+        return x
+    return cast(lax.abs(cast(x, compute_dtype(x.dtype))), out.dtype)
 
 
 def _logaddexp(x, y):
