@@ -204,7 +204,7 @@ def _replay(call: _Step, leaves: list[Any]) -> Any:
             for buffer, targets in zip(outputs, call.targets, strict=True):
                 for storage in targets:
                     write_buffer(storage, buffer, len(targets) > 1)
-            step.remember(outputs)
+            step.remember(outputs[call.executable.smallest])
     metrics.count("cache_hit")
     metrics.count("step")
     return tree_unflatten([_make_result(r, outputs) for r in call.results], call.spec)

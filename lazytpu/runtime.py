@@ -6,6 +6,7 @@ on around our own tracing, calls and conversions only.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -27,7 +28,7 @@ from lazytpu.lowering.lower import function_of, type_of
 from lazytpu.lowering.registry import lowering_for, target_platform
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Executable:
     """A graph compiled for the device.
 
@@ -36,6 +37,7 @@ class Executable:
         compiled: jax's executable; called with (inputs, floats, ints, complexes).
         lowered: its StableHLO, for printing.
         lower_s, compile_s: seconds spent in our rules and jax's tracing, and in XLA.
+        smallest: position of the smallest output, for `step.wait` to hold on to.
     """
 
     graph: Graph
@@ -43,9 +45,15 @@ class Executable:
     lowered: Any
     lower_s: float
     compile_s: float
+    smallest: int
 
 
 _executables = LeastRecent(config.max_executables)
+
+
+def _smallest(graph: Graph) -> int:
+    sizes = [math.prod(v.layout.size) * v.layout.dtype.itemsize for v in graph.outputs]
+    return sizes.index(min(sizes))
 
 
 def device() -> jax.Device:
@@ -112,10 +120,15 @@ def executable_for(graph: Graph) -> tuple[Executable, bool]:
     metrics.count("compile")
     metrics.add_time("lower", middle - start)
     metrics.add_time("compile", end - middle)
-    made = Executable(graph, compiled, lowered, middle - start, end - middle)
+    made = Executable(graph, compiled, lowered, middle - start, end - middle, _smallest(graph))
     _executables.limit = config.max_executables
     _executables.keep(graph.key, made)
     return made, True
+
+
+def used(executable: Executable) -> None:
+    """Notes that an executable was found without `executable_for`, so that it is not forgotten as unused."""
+    _executables.find(executable.graph.key)
 
 
 def run(

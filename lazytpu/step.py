@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -22,12 +23,17 @@ metrics.add_source("op", lambda: trace.ops + trace.cursor.depth)
 
 
 class _Plan:
-    """What to do at the cut of one path for one set of live values."""
+    """What to do at the cut of one path for one set of live values.
+
+    Attributes:
+        executable: a reference to it, dead once `runtime` has forgotten it.
+        inputs: which of the step's inputs it takes.
+    """
 
     __slots__ = ("executable", "inputs")
 
     def __init__(self, executable: runtime.Executable, inputs: tuple[int, ...]) -> None:
-        self.executable, self.inputs = executable, inputs
+        self.executable, self.inputs = weakref.ref(executable), inputs
 
 
 def live_storages() -> list[Storage]:
@@ -127,7 +133,7 @@ def _cut(live: list[Storage], reason: str) -> None:
 def _run(plan: _Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
     inputs = [trace.inputs[i][1] for i in plan.inputs]
     results = runtime.run(plan.executable, inputs, trace.floats, trace.ints, trace.complexes)
-    remember(results)
+    remember(results[plan.executable.smallest])
     return dict(zip(outputs, results, strict=True))
 
 
@@ -168,13 +174,13 @@ class uninterrupted:
                 self.previous(*self.received)
 
 
-_last_results: Any = ()
+_last_result: Any = None
 
 
-def remember(results: Any) -> None:
+def remember(result: Any) -> None:
     """Notes what was started last, for `wait`."""
-    global _last_results
-    _last_results = results
+    global _last_result
+    _last_result = result
 
 
 def _adopt_inputs(live: list[Storage]) -> None:
@@ -304,7 +310,8 @@ def _packed(layout: Any) -> tuple[Any, Any]:
 def wait() -> None:
     """Runs what is pending and waits until the device has finished."""
     cut("wait")
-    runtime.wait(_last_results)
+    if _last_result is not None:
+        runtime.wait([_last_result])
 
 
 def forget() -> None:
