@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import weakref
+from collections import Counter
 from typing import Any
 
 import torch
@@ -23,17 +24,12 @@ metrics.add_source("op", lambda: trace.ops + trace.cursor.depth)
 
 
 class _Plan:
-    """What to do at the cut of one path for one set of live values.
-
-    Attributes:
-        executable: a reference to it, dead once `runtime` has forgotten it.
-        inputs: which of the step's inputs it takes.
-    """
+    """What to do at the cut of one path for one set of live values: run ``executable`` on these ``inputs``."""
 
     __slots__ = ("executable", "inputs")
 
     def __init__(self, executable: runtime.Executable, inputs: tuple[int, ...]) -> None:
-        self.executable, self.inputs = weakref.ref(executable), inputs
+        self.executable, self.inputs = executable, inputs
 
 
 def live_storages() -> list[Storage]:
@@ -42,14 +38,18 @@ def live_storages() -> list[Storage]:
     Somebody holds a storage when its reference count is above that of one only the lists here refer to.
     """
     step = trace.recorded_step
-    live = [s for s in trace.pending if sys.getrefcount(s) > _UNHELD and s.step == step]
-    return list(dict.fromkeys(live))  # a cut in the middle of a write may have left one in the list twice
+    counted = [(s, sys.getrefcount(s)) for s in trace.pending if s.step == step]
+    held = [(s, n) for s, n in counted if n > _UNHELD]
+    if any(n <= _UNHELD + 2 for _, n in held):  # perhaps only the list of inputs holds it
+        inputs = Counter(id(entry[0]) for entry in trace.inputs)
+        held = [(s, n) for s, n in held if n > _UNHELD + inputs[id(s)]]
+    return list(dict.fromkeys(s for s, _ in held))  # a cut in the middle of a write may have left one twice
 
 
 def _calibrate() -> int:
     """References to a storage that only ``pending`` holds, as `live_storages` counts them."""
     pending = [new_storage(None)]  # type: ignore[arg-type]
-    return [sys.getrefcount(s) for s in pending][0]
+    return [(s, sys.getrefcount(s)) for s in pending][0][1]
 
 
 _UNHELD = _calibrate()
@@ -221,19 +221,22 @@ def _donated(live: list[Storage]) -> tuple[Value, ...]:
 def _plan(outputs: tuple[Value, ...], donated: tuple[Value, ...]) -> _Plan:
     """Finds or compiles what to run for the path that ends at the cursor."""
     node, key = trace.cursor, (outputs, donated)
-    plan = node.executables.get(key)
-    if plan is not None:
+    reference, inputs = node.executables.get(key, (None, ()))
+    known = reference and reference()
+    if known:  # else `runtime` has forgotten it, or it is new
+        runtime.used(known)
         metrics.count("cache_hit")
-        return plan  # type: ignore[no-any-return]
+        return _Plan(known, inputs)
     graph = graph_of(node, outputs, donated)
     executable, compiled = runtime.executable_for(graph)
     cause = cause_of(trace, key) if compiled else None
-    plan = node.executables[key] = _Plan(executable, tuple([v.index for v in graph.inputs]))
+    inputs = tuple([v.index for v in graph.inputs])
+    node.executables[key] = weakref.ref(executable), inputs
     if cause is None:
         metrics.count("cache_hit")
     else:
         events.compiled(graph, cause, executable.lower_s + executable.compile_s, executable)
-    return plan
+    return _Plan(executable, inputs)
 
 
 def pending_graph(tensors: tuple[torch.Tensor, ...] = ()) -> Graph:

@@ -61,6 +61,21 @@ def test_dead_values_are_not_outputs(device: torch.device) -> None:
     assert y.tolist() == [4.0] * 4
 
 
+def test_an_input_that_died_is_no_output(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(9).to(device)
+    lazytpu.mark_step()
+
+    def broken(out, x):
+        raise ValueError("no such thing")
+
+    monkeypatch.setitem(registry._RULES, torch.ops.aten.erfinv.default, broken)
+    x.erfinv_()
+    with pytest.raises(LoweringError):
+        lazytpu.mark_step()
+    del x
+    lazytpu.mark_step()  # nobody wants the result any more, so nothing is lowered
+
+
 def test_updated_parameters_and_state_are_donated(device: torch.device) -> None:
     net = nn.Linear(64, 64).to(device)
     optimizer = torch.optim.Adam(net.parameters())

@@ -11,6 +11,8 @@ from lockstep import differences, outcome
 
 import lazytpu
 
+pytestmark = pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated")
+
 Base = Callable[[], torch.Tensor]
 View = Callable[[torch.Tensor], torch.Tensor]
 Write = Callable[[torch.Tensor], Any]

@@ -60,7 +60,8 @@ class Node:
         counts: how many floats, ints and complex numbers the path holds up to here.
         site: the user's line and module path.
         children: key of the next op to its node.
-        executables: (live values, donated inputs) to what `step.cut` found to run for them.
+        executables: (live values, donated inputs) to what `step.cut` found to run for them: a weak reference to the
+            executable, and the inputs it takes.
         promoted: per op the positions whose numbers are inputs because they were seen to change.
     """
 
@@ -235,6 +236,11 @@ class Trace:
 
     def forget_paths(self) -> None:
         """Drops the tree (compiled graphs are found again by their hash)."""
+        dropped = [self.root]
+        while dropped:  # a graph that somebody keeps holds its path, and must not hold all the others too
+            node = dropped.pop()
+            dropped += node.children.values()
+            node.children = {}
         self.root = Node(None)
         self.input_values = {}
         self.nodes = 0
