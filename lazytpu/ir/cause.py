@@ -63,7 +63,7 @@ def _parted(node: Node, siblings: list[Node]) -> Cause:
             f"op {node.depth} is {node.op.name}, it was {other.op.name}: Python took another way",
             node.site,
             other.site,
-            "move what depends on data out of Python's control flow, for one with torch.where",
+            "nothing in a second step (the first made optimizer state); else keep data out of Python's control flow",
         )
     # the line it came from says more than how much differs; of several, the most recent
     other = min(reversed(same_op), key=lambda s: (s.site != node.site, len(_differences(node, s))))
