@@ -126,6 +126,18 @@ def test_storage_grows(name: str, device: torch.device) -> None:
     check(lambda on: grown(on, GROWTH[name]), device)
 
 
+def test_storage_of_odd_length_under_a_wider_dtype(device: torch.device) -> None:
+    def case(on: Any) -> Any:
+        wide = torch.empty(0, dtype=torch.int32, device=on)
+        narrow = wide.view(torch.uint8).resize_(6)
+        narrow.copy_(torch.arange(6))
+        wide.set_(wide.untyped_storage(), 0, (1,))
+        wide.add_(1)
+        return [wide, narrow]
+
+    check(case, device)
+
+
 def test_empty_tensor_grows_into_what_is_asked(device: torch.device) -> None:
     x = torch.empty(0, device=device)
     alias = x.detach()

@@ -116,6 +116,9 @@ class Layout:
         flat = self.flat()
         if dtype != flat.dtype:
             numel = flat.size[0] * flat.dtype.itemsize // dtype.itemsize
+            whole = numel * dtype.itemsize // flat.dtype.itemsize
+            if whole != flat.size[0]:  # the last bytes are not enough for an element
+                flat = flat.child("as_strided", ((whole,), (1,), 0), ((whole,), (1,), 0, flat.dtype, 0))
             flat = flat.child("view_dtype", (dtype,), ((numel,), (1,), 0, dtype, 0))
         return flat.child("as_strided", (size, stride, offset), geometry)
 
