@@ -40,10 +40,10 @@ def live_storages() -> list[Storage]:
     step = trace.recorded_step
     counted = [(s, sys.getrefcount(s)) for s in trace.pending if s.step == step]
     held = [(s, n) for s, n in counted if n > _UNHELD]
-    if any(n <= _UNHELD + 2 for _, n in held):  # perhaps only the list of inputs holds it
-        inputs = Counter(id(entry[0]) for entry in trace.inputs)
+    if [s for s, n in held if n <= _UNHELD + 2]:  # perhaps only the list of inputs holds it
+        inputs = Counter([id(entry[0]) for entry in trace.inputs])
         held = [(s, n) for s, n in held if n > _UNHELD + inputs[id(s)]]
-    return list(dict.fromkeys(s for s, _ in held))  # a cut in the middle of a write may have left one twice
+    return list(dict.fromkeys([s for s, _ in held]))  # a cut in the middle of a write may have left one twice
 
 
 def _calibrate() -> int:
@@ -296,8 +296,8 @@ def read(tensor: torch.Tensor, reason: str) -> torch.Tensor:
 def _host_view(host: torch.Tensor, root: Any, layout: Any) -> torch.Tensor:
     """A copy of the part of a storage's contents that lies at ``layout``."""
     memory = torch.empty_strided(root.size, root.stride, dtype=root.dtype).copy_(host) if not root.contiguous else host
-    flat = torch.as_strided(memory, (memory.numel(),), (1,), 0)
-    part = torch.as_strided(flat.view(layout.dtype), layout.size, layout.stride, layout.offset)
+    part = torch.empty(0, dtype=layout.dtype)
+    part.set_(memory.untyped_storage(), layout.offset, layout.size, layout.stride)
     out = torch.empty_strided(*_packed(layout), dtype=layout.dtype).copy_(part)
     if layout.bits & 1:
         out = out.conj_physical()
