@@ -61,7 +61,6 @@ def test_a_device_that_is_not_there_is_refused(use):
 
 
 def test_default_device():
-    before = torch.get_default_device()
     torch.set_default_device("tpu")
     try:
         made = torch.arange(3)
@@ -69,7 +68,7 @@ def test_default_device():
         assert made.is_tpu and layer.weight.is_tpu
         assert repr(made) == "tensor([0, 1, 2], device='tpu:0')"
     finally:
-        torch.set_default_device(before)
+        torch.set_default_device(None)  # the device that was in force would stay as a mode
     with torch.device("tpu"):
         assert torch.ones(2).is_tpu and torch.tensor([1.0]).is_tpu
         assert not torch.ones(2, device="cpu").is_tpu
