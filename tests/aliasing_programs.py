@@ -232,7 +232,7 @@ def _view_call(rng: random.Random, t: torch.Tensor) -> tuple[str, Callable[[torc
         "data": lambda x: x.data,
         f"movedim({d},{e})": lambda x: x.movedim(d, e),
     }
-    if t.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8):
+    if t.numel() and t.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8):  # checks strides, even of nothing
         calls[f"view({dtype})"] = lambda x: x.view(dtype)
     if t.is_complex():
         calls |= {
@@ -368,8 +368,11 @@ def write_indexed(program: Program, rng: random.Random) -> None:
 @action
 def write_out(program: Program, rng: random.Random) -> None:
     i, j = program.pick(rng, lambda t: not overlapping(t)), program.pick(rng)
-    if i is None or j is None or program.pairs[i][0].requires_grad:
+    if i is None or j is None:
         return
+    out, x = program.pairs[i][0], program.pairs[j][0]
+    if out.shape != x.shape and out.untyped_storage()._cdata == x.untyped_storage()._cdata:
+        return  # once it is resized it may lie over what is read, and the order of the elements decides
     _write(program, "out=", lambda t: torch.add(t[1], 1, out=t[0]), i, j)
 
 
