@@ -32,6 +32,10 @@ class ExecutionError(LazyTPUError):
     """A compiled graph failed while it ran."""
 
 
+class DonatedBufferError(LazyTPUError):
+    """A buffer was read after its memory went to the outputs of a graph."""
+
+
 class ForkError(LazyTPUError):
     """The device was used in a forked child process."""
 

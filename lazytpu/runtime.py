@@ -21,7 +21,7 @@ import torch
 from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch
-from lazytpu.errors import CompileError, ExecutionError, LazyTPUError
+from lazytpu.errors import CompileError, DonatedBufferError, ExecutionError, LazyTPUError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import LeastRecent
 from lazytpu.lowering.lower import function_of, type_of
@@ -204,7 +204,7 @@ def to_host(buffer: Any) -> torch.Tensor:
         host = np.asarray(buffer)
     except RuntimeError as error:
         if "deleted" in str(error):
-            raise LazyTPUError("a donated buffer was read; this is a bug of lazytpu") from error
+            raise DonatedBufferError("a donated buffer was read; this is a bug of lazytpu") from error
         raise
     metrics.add_time("wait", time.perf_counter() - start)
     metrics.count("transfer_out")

@@ -19,7 +19,7 @@ from lazytpu import record, runtime
 from lazytpu.copying import deepcopy_tensor, reduce_tensor
 from lazytpu.ir.layout import Layout, is_dense, root_layout
 from lazytpu.printing import represent
-from lazytpu.step import buffer_of
+from lazytpu.step import contents_of
 from lazytpu.storage import Storage, new_storage, resolve, write_buffer
 from lazytpu.tensor import LazyTensor, lazy
 from lazytpu.views import write
@@ -61,7 +61,7 @@ class LazyStorage(torch.UntypedStorage):
         if state.host is not None:
             return state.host.clone()
         memory = torch.empty_strided(state.layout.size, state.layout.stride, dtype=state.layout.dtype)
-        return memory.copy_(runtime.to_host(buffer_of(state, "save"))).untyped_storage()
+        return memory.copy_(contents_of(state, "save")).untyped_storage()
 
     def clone(self) -> LazyStorage:
         """A storage of its own with the same contents, which takes no memory until one of them is written."""

@@ -8,12 +8,14 @@ import sys
 import threading
 import weakref
 from collections import Counter
+from types import FrameType
 from typing import Any
 
 import torch
 
 from lazytpu import events, metrics, record, runtime
 from lazytpu.config import config
+from lazytpu.errors import DonatedBufferError
 from lazytpu.ir import site
 from lazytpu.ir.cause import cause_of
 from lazytpu.ir.graph import Graph, graph_of
@@ -151,23 +153,36 @@ def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
 
 class uninterrupted:
     """Puts Ctrl-C off: between the start of an executable and the storing of its results, an interrupt
-    would lose the buffers that were donated to it."""
+    would lose the buffers that were donated to it.
 
-    __slots__ = ("previous", "received")
+    The handler of another signal may raise where nothing can be cleaned up any more.  So the one installed here knows
+    the frame it works for, and gives its place back when that is over.
+    """
+
+    __slots__ = ("owner", "previous", "received")
 
     def __enter__(self) -> None:
         self.previous: Any = None
         self.received: tuple[Any, ...] | None = None
+        self.owner: FrameType | None = None
         if threading.get_ident() == threading.main_thread().ident:
             handler = signal.getsignal(signal.SIGINT)
             if callable(handler):
-                self.previous = handler
+                self.previous, self.owner = handler, sys._getframe(1)
                 signal.signal(signal.SIGINT, self._receive)
 
-    def _receive(self, *arguments: Any) -> None:
-        self.received = arguments
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        running = frame
+        while running is not None and running is not self.owner:
+            running = running.f_back
+        if running is not None:
+            self.received = number, frame
+        else:
+            signal.signal(signal.SIGINT, self.previous)
+            self.previous(number, frame)
 
     def __exit__(self, *_: object) -> None:
+        self.owner = None
         if self.previous is not None:
             signal.signal(signal.SIGINT, self.previous)
             if self.received is not None:
@@ -274,6 +289,19 @@ def buffer_of(cell: Cell, reason: str) -> Any:
         return storage.buffer
 
 
+def contents_of(cell: Cell, reason: str) -> torch.Tensor:
+    """The contents of a cell's storage as a CPU tensor, which the caller copies before anyone else has it.
+
+    Waits without the lock, so that others go on; where one of them has overwritten the storage meanwhile and the
+    buffer is gone, the next try keeps them from it.
+    """
+    try:
+        return runtime.to_host(buffer_of(cell, reason))
+    except DonatedBufferError:
+        with record.lock:
+            return runtime.to_host(buffer_of(cell, reason))
+
+
 def read(tensor: torch.Tensor, reason: str) -> torch.Tensor:
     """The contents of a device tensor as a CPU tensor with the same sizes and strides.
 
@@ -284,7 +312,7 @@ def read(tensor: torch.Tensor, reason: str) -> torch.Tensor:
         reason: the op that reads, for the report.
     """
     cell = record.cell_of(tensor)
-    host = runtime.to_host(buffer_of(cell, reason))
+    host = contents_of(cell, reason)
     storage, layout = resolve(cell)
     host = host.to(storage.layout.dtype)
     if layout is storage.layout:

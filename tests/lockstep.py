@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 import lazytpu
+
+Case = Callable[[Any], Any]
 
 _SEEN: dict[str, Callable[[torch.Tensor], Any]] = {
     "size": lambda t: tuple(t.shape),
@@ -89,3 +92,19 @@ def outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
 def first_line(error: Any) -> str:
     """The message without what torch appends for its developers."""
     return str(error).partition("\n")[0]
+
+
+def numbers(*size: int, device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.arange(torch.Size(size).numel(), dtype=dtype).reshape(size).clone().to(device)
+
+
+def check(case: Case, device: torch.device) -> None:
+    """Runs a case on both sides; it returns the tensors to compare, or raises."""
+    results = []
+    for on in ("cpu", device):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            got, error = outcome(lambda on=on: case(on))
+        results.append([got, error, sorted({str(w.message).partition(" (Triggered")[0] for w in caught})])
+    found = list(differences(*results))
+    assert not found, "\n".join(found)

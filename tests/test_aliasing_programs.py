@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from itertools import count
 
+import aliasing_actions  # noqa: F401  fills ACTIONS
 import pytest
 from aliasing_programs import ACTIONS, Program
 from hypothesis import HealthCheck, given, settings

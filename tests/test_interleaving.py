@@ -6,9 +6,11 @@ Python lets other code run where a call returns.  The tests below run it at each
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -254,6 +256,41 @@ def test_no_update_is_lost_between_threads(device: torch.device) -> None:
     assert total.tolist() == [[100.0] * 2, [200.0] * 2]
 
 
+def test_reading_while_another_thread_overwrites(device: torch.device) -> None:
+    """The buffer that is being read is donated; what is read is the state before or after some update."""
+    x = torch.zeros(64, 64, device=device)
+    lazytpu.mark_step()
+    done, seen, failures = threading.Event(), [], []
+    interval = sys.getswitchinterval()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                values = x.cpu()
+                seen.append(values[0, 0].item())
+                if not torch.equal(values, values[0, 0].expand(64, 64)):
+                    failures.append(values)
+        except Exception as error:
+            failures.append(error)
+
+    try:
+        sys.setswitchinterval(1e-5)
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for t in readers:
+            t.start()
+        for _ in range(200):
+            x.add_(1)
+            lazytpu.mark_step()
+        done.set()
+        for t in readers:
+            t.join()
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+    assert not failures and seen
+    assert x[0, 0].item() == 200.0
+
+
 def test_a_signal_handler_in_the_middle_of_a_cut_is_refused(device: torch.device) -> None:
     x = torch.ones(3, device=device)
     lazytpu.mark_step()
@@ -275,6 +312,9 @@ def test_a_signal_handler_in_the_middle_of_a_cut_is_refused(device: torch.device
         if seen[0] < n:
             break
     assert refused > 0
+    with pytest.raises(KeyboardInterrupt):  # whatever was interrupted, Ctrl-C works
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
 
 
 RAISING: dict[str, Op] = {

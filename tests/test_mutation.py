@@ -1,35 +1,17 @@
-"""Ops that move a tensor to another place in memory, writes to overlapping memory, and ``out=``, against eager."""
+"""Ops that move a tensor to another place in memory and writes to overlapping memory, against eager."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from lockstep import differences, outcome
+from lockstep import Case, check, numbers, outcome
 
 import lazytpu
 
 Tensors = list[torch.Tensor]
-Case = Callable[[Any], Any]
-
-
-def numbers(*size: int, device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.arange(torch.Size(size).numel(), dtype=dtype).reshape(size).clone().to(device)
-
-
-def check(case: Case, device: torch.device) -> None:
-    """Runs a case on both sides; it returns the tensors to compare, or raises."""
-    results = []
-    for on in ("cpu", device):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            got, error = outcome(lambda on=on: case(on))
-        results.append([got, error, sorted({str(w.message).partition(" (Triggered")[0] for w in caught})])
-    found = list(differences(*results))
-    assert not found, "\n".join(found)
 
 
 MOVES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -276,49 +258,6 @@ def list_of_views(on: Any) -> Any:
 def test_overlapping_memory(name: str, device: torch.device) -> None:
     check(ALIASING[name], device)
     check(ALIASING[name], device)  # the second time torch is not asked again
-
-
-OUTS: dict[str, Case] = {
-    "new": lambda on: torch.add(numbers(2, 3, device=on), 1, out=torch.empty(0, device=on)),
-    "resized": lambda on: torch.add(numbers(2, 3, device=on), 1, out=torch.empty(4, device=on)),
-    "smaller": lambda on: torch.mul(numbers(2, device=on), 2, out=torch.zeros(4, 4, device=on)),
-    "strided": lambda on: torch.add(numbers(2, 3, device=on), 1, out=torch.zeros(3, 2, device=on).t()),
-    "like_its_input": lambda on: torch.add(numbers(3, 2, device=on).t(), 1, out=torch.empty(0, device=on)),
-    "dtype": lambda on: torch.add(numbers(3, device=on), 0.5, out=torch.empty(3, device=on, dtype=torch.float64)),
-    "dtype_loses": lambda on: torch.add(numbers(3, device=on), 1, out=torch.empty(3, device=on, dtype=torch.int64)),
-    "sum": lambda on: torch.sum(numbers(2, 3, device=on), 0, out=torch.empty(3, device=on)),
-    "sum_dtype": lambda on: torch.sum(numbers(2, 3, device=on), 0, out=torch.empty(3, device=on, dtype=torch.float64)),
-    "matmul": lambda on: torch.mm(numbers(2, 3, device=on), numbers(3, 2, device=on), out=torch.empty(0, device=on)),
-    "matmul_dtype": lambda on: torch.mm(
-        numbers(2, 2, device=on), numbers(2, 2, device=on), out=torch.empty(2, 2, device=on, dtype=torch.float64)
-    ),
-    "cat": lambda on: torch.cat([numbers(2, device=on)] * 2, out=torch.empty(4, device=on)),
-    "two": lambda on: torch.topk(
-        numbers(5, device=on), 2, out=(torch.empty(2, device=on), torch.empty(0, device=on, dtype=torch.int64))
-    ),
-    "two_resized": lambda on: torch.max(
-        numbers(2, 3, device=on), 0, out=(torch.empty(1, device=on), torch.empty(1, device=on, dtype=torch.int64))
-    ),
-    "arange": lambda on: torch.arange(1, 7, 2, out=torch.empty(0, device=on, dtype=torch.int64)),
-    "complex_result": lambda on: torch.add(numbers(3, device=on), 1j, out=torch.empty(3, device=on)),
-    "wrong_shapes": lambda on: torch.add(numbers(3, device=on), numbers(2, device=on), out=torch.empty(3, device=on)),
-    "pow": lambda on: torch.pow(numbers(3, device=on), 2, out=torch.empty(3, device=on)),
-    "all": lambda on: torch.all(numbers(2, 3, device=on), 1, out=torch.empty(2, device=on, dtype=torch.bool)),
-    "clamp": lambda on: torch.clamp(numbers(5, device=on), 1, 3, out=torch.empty(5, device=on)),
-    "where": lambda on: torch.where(
-        numbers(3, device=on) > 1, numbers(3, device=on), 7.0, out=torch.empty(3, device=on)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OUTS)
-def test_out(name: str, device: torch.device) -> None:
-    check(OUTS[name], device)
-
-
-def test_out_returns_what_it_was_given(device: torch.device) -> None:
-    out = torch.empty(3, device=device)
-    assert torch.add(numbers(3, device=device), 1, out=out) is out
 
 
 def test_pow_in_place_is_not_the_reverse(device: torch.device) -> None:
