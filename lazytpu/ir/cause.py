@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.tree import Node, Trace, Value
 from lazytpu.schema import ABSENT
@@ -16,8 +15,7 @@ class Cause:
     """Why a graph was compiled.
 
     Attributes:
-        kind: ``first``, ``input``, ``attribute``, ``number``, ``op``, ``longer``, ``live``, ``donation`` or
-            ``known`` (the same program as an earlier graph, so nothing was compiled).
+        kind: ``first``, ``input``, ``attribute``, ``number``, ``op``, ``longer``, ``live`` or ``donation``.
         text: the cause in words.
         site, other: the line where the paths part, and the line on the known path.
         remedy: what to do about it, empty where nothing is to be done.
@@ -90,7 +88,7 @@ def _difference(node: Node, other: Node, name: str, new: Any, old: Any) -> Cause
         if new.node is None and old.node is None and new.index == old.index:
             return Cause(
                 "input",
-                f"{where}: input %p{new.index} was {_describe(old.layout)} and is {_describe(new.layout)}",
+                f"{where}: input %p{new.index} was {old.layout.describe()} and is {new.layout.describe()}",
                 node.site,
                 other.site,
                 "keep the shapes of batches the same: drop_last=True, or pad the last batch",
@@ -105,10 +103,6 @@ def _difference(node: Node, other: Node, name: str, new: Any, old: Any) -> Cause
         other.site,
         "a shape or flag is part of the program; keep it the same, or expect one graph for each value",
     )
-
-
-def _describe(layout: Layout) -> str:
-    return layout.describe()
 
 
 def _kind(x: Any) -> str:
