@@ -21,6 +21,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from lazytpu import events, metrics, random, record, runtime, step, tensor
+from lazytpu.interrupts import uninterrupted
 from lazytpu.ir.tree import Node, trace
 from lazytpu.record import cell_of, is_device_tensor
 from lazytpu.storage import Storage, new_storage, resolve, write_buffer
@@ -199,7 +200,7 @@ def _replay(call: _Step, leaves: list[Any]) -> Any:
         floats, ints, complexes = call.numbers
         if call.keys:
             ints = _with_new_keys(ints, call.keys)
-        with step.uninterrupted():
+        with uninterrupted():
             outputs = runtime.run(call.executable, inputs, floats, ints, complexes)
             for buffer, targets in zip(outputs, call.targets, strict=True):
                 for storage in targets:

@@ -22,6 +22,7 @@ from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch
 from lazytpu.errors import CompileError, DonatedBufferError, ExecutionError, LazyTPUError
+from lazytpu.interrupts import uninterrupted
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import LeastRecent
 from lazytpu.lowering.lower import function_of, type_of
@@ -35,14 +36,12 @@ class Executable:
     Attributes:
         graph: what was compiled.
         compiled: jax's executable; called with (inputs, floats, ints, complexes).
-        lowered: its StableHLO, for printing.
         lower_s, compile_s: seconds spent in our rules and jax's tracing, and in XLA.
         smallest: position of the smallest output, for `step.wait` to hold on to.
     """
 
     graph: Graph
     compiled: Any
-    lowered: Any
     lower_s: float
     compile_s: float
     smallest: int
@@ -83,6 +82,7 @@ def lower(graph: Graph) -> Any:
         jax.ShapeDtypeStruct((n,), d) for n, d in zip(graph.counts, (np.float64, np.int64, np.complex128), strict=True)
     ]
     with (
+        uninterrupted(),
         jax.enable_x64(True),
         jax.default_matmul_precision(config.matmul_precision),
         lowering_for(platform()),
@@ -120,7 +120,7 @@ def executable_for(graph: Graph) -> tuple[Executable, bool]:
     metrics.count("compile")
     metrics.add_time("lower", middle - start)
     metrics.add_time("compile", end - middle)
-    made = Executable(graph, compiled, lowered, middle - start, end - middle, _smallest(graph))
+    made = Executable(graph, compiled, middle - start, end - middle, _smallest(graph))
     _executables.limit = config.max_executables
     _executables.keep(graph.key, made)
     return made, True
@@ -189,7 +189,7 @@ def to_device(tensor: torch.Tensor) -> Any:
     host = np.array(_numpy_view(tensor.contiguous()), copy=True).view(wanted).reshape(tuple(tensor.shape))
     metrics.count("transfer_in")
     metrics.count("transfer_in_bytes", host.nbytes)
-    with jax.enable_x64(True):
+    with uninterrupted(), jax.enable_x64(True):
         return jax.device_put(host, device())
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-import signal
 import sys
-import threading
 import weakref
 from collections import Counter
-from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +13,7 @@ import torch
 from lazytpu import events, metrics, record, runtime
 from lazytpu.config import config
 from lazytpu.errors import DonatedBufferError
+from lazytpu.interrupts import uninterrupted
 from lazytpu.ir import site
 from lazytpu.ir.cause import cause_of
 from lazytpu.ir.graph import Graph, graph_of
@@ -83,6 +81,7 @@ def cut(reason: str) -> None:
     with record.lock:
         trace.refuse_if_closed()
         collecting = gc.isenabled()
+        live: list[Storage] = []
         try:
             gc.disable()  # it would run finalizers, and what they record now would be lost
             trace.close()
@@ -92,6 +91,11 @@ def cut(reason: str) -> None:
             else:
                 _adopt_inputs(live)
                 _next_step()
+        except Exception:
+            # The error's traceback keeps the frames below.  With the list in them it would keep every live tensor too,
+            # and a graph that failed would be run at each later cut although nobody wants its tensors any more.
+            live.clear()
+            raise
         finally:
             if trace.closed:  # no call here, where an interrupt could leave it closed
                 trace.step = trace.recorded_step
@@ -119,8 +123,8 @@ def _key(live: list[Storage]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
 
 def _cut(live: list[Storage], reason: str) -> None:
     outputs, donated = _key(live)
-    plan = _plan(outputs, donated) if outputs else None
     with uninterrupted():
+        plan = _plan(outputs, donated) if outputs else None
         buffers = {} if plan is None else _run(plan, outputs)
         _store(live, buffers)
         _next_step()
@@ -149,44 +153,6 @@ def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
             storage.buffer, storage.shared = buffers[value], value in first
             first.setdefault(value, storage).shared = storage.shared
         storage.value, storage.step = None, 0
-
-
-class uninterrupted:
-    """Puts Ctrl-C off: between the start of an executable and the storing of its results, an interrupt
-    would lose the buffers that were donated to it.
-
-    The handler of another signal may raise where nothing can be cleaned up any more.  So the one installed here knows
-    the frame it works for, and gives its place back when that is over.
-    """
-
-    __slots__ = ("owner", "previous", "received")
-
-    def __enter__(self) -> None:
-        self.previous: Any = None
-        self.received: tuple[Any, ...] | None = None
-        self.owner: FrameType | None = None
-        if threading.get_ident() == threading.main_thread().ident:
-            handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):
-                self.previous, self.owner = handler, sys._getframe(1)
-                signal.signal(signal.SIGINT, self._receive)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        running = frame
-        while running is not None and running is not self.owner:
-            running = running.f_back
-        if running is not None:
-            self.received = number, frame
-        else:
-            signal.signal(signal.SIGINT, self.previous)
-            self.previous(number, frame)
-
-    def __exit__(self, *_: object) -> None:
-        self.owner = None
-        if self.previous is not None:
-            signal.signal(signal.SIGINT, self.previous)
-            if self.received is not None:
-                self.previous(*self.received)
 
 
 _last_result: Any = None

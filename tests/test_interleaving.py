@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -198,10 +199,25 @@ def test_finalizers_of_the_garbage_collector(device: torch.device) -> None:
     assert sorted(reads) == [float(n) for n in range(1, 41)] and total.tolist() == [40.0] * 3
 
 
+@contextmanager
+def threads_that_switch(every_s: float, works: Sequence[Callable[[], None]]) -> Iterator[None]:
+    """Runs each of ``works`` in a thread beside the block, with Python switching between them after ``every_s``."""
+    interval = sys.getswitchinterval()
+    threads = [threading.Thread(target=work) for work in works]
+    try:
+        sys.setswitchinterval(every_s)
+        for t in threads:
+            t.start()
+        yield
+        for t in threads:
+            t.join()
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_threads_that_record_while_others_cut(device: torch.device) -> None:
     """Each thread works on tensors of its own; all of them share the one trace."""
     rounds, failures = 10, []
-    interval = sys.getswitchinterval()
 
     def work(k: int) -> None:
         try:
@@ -220,22 +236,14 @@ def test_threads_that_record_while_others_cut(device: torch.device) -> None:
         except Exception as error:
             failures.append((k, error))
 
-    try:
-        sys.setswitchinterval(1e-5)
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-    finally:
-        sys.setswitchinterval(interval)
+    with threads_that_switch(1e-5, [partial(work, k) for k in range(3)]):
+        pass
     assert not failures
 
 
 def test_no_update_is_lost_between_threads(device: torch.device) -> None:
     total = torch.zeros(2, 2, device=device)
     rows = total[1]
-    interval = sys.getswitchinterval()
 
     def work() -> None:
         for i in range(25):
@@ -244,15 +252,8 @@ def test_no_update_is_lost_between_threads(device: torch.device) -> None:
             if i == 12:
                 lazytpu.mark_step()
 
-    try:
-        sys.setswitchinterval(1e-6)
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-    finally:
-        sys.setswitchinterval(interval)
+    with threads_that_switch(1e-6, [work] * 4):
+        pass
     assert total.tolist() == [[100.0] * 2, [200.0] * 2]
 
 
@@ -261,7 +262,6 @@ def test_reading_while_another_thread_overwrites(device: torch.device) -> None:
     x = torch.zeros(64, 64, device=device)
     lazytpu.mark_step()
     done, seen, failures = threading.Event(), [], []
-    interval = sys.getswitchinterval()
 
     def read() -> None:
         try:
@@ -273,20 +273,13 @@ def test_reading_while_another_thread_overwrites(device: torch.device) -> None:
         except Exception as error:
             failures.append(error)
 
-    try:
-        sys.setswitchinterval(1e-5)
-        readers = [threading.Thread(target=read) for _ in range(2)]
-        for t in readers:
-            t.start()
-        for _ in range(200):
-            x.add_(1)
-            lazytpu.mark_step()
-        done.set()
-        for t in readers:
-            t.join()
-    finally:
-        done.set()
-        sys.setswitchinterval(interval)
+    with threads_that_switch(1e-5, [read] * 2):
+        try:
+            for _ in range(200):
+                x.add_(1)
+                lazytpu.mark_step()
+        finally:
+            done.set()
     assert not failures and seen
     assert x[0, 0].item() == 200.0
 

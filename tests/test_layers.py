@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "lazytpu"
 
 # A module imports from its own layer and from those above it in this list.  `*` stands for any name.
 LAYERS = {
-    "words": "config copying dtypes errors metrics printing random schema versions",
+    "words": "config copying dtypes errors interrupts metrics printing random schema versions",
     "ir": "ir ir.*",
     "lowering": "lowering lowering.*",
     "runtime": "events runtime",

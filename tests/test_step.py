@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazytpu
-from lazytpu import events, record, runtime, step
+from lazytpu import events, interrupts, record, runtime
 from lazytpu.errors import CompileBudgetError, CompileError, LoweringError, UnsupportedOpError
 from lazytpu.ir.tree import trace
 from lazytpu.lowering import registry
@@ -74,6 +74,27 @@ def test_an_input_that_died_is_no_output(device: torch.device, monkeypatch: pyte
         lazytpu.mark_step()
     del x
     lazytpu.mark_step()  # nobody wants the result any more, so nothing is lowered
+
+
+def test_an_error_that_is_kept_keeps_no_failed_graph(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(out, x):
+        raise ValueError("no such thing")
+
+    monkeypatch.setitem(registry._RULES, torch.ops.aten.erfinv.default, broken)
+    kept: list[Exception] = []
+
+    def fail() -> None:
+        y = torch.ones(9).to(device).erfinv()
+        try:
+            lazytpu.mark_step()
+        except LoweringError as error:
+            kept.append(error)
+        del y
+
+    fail()
+    gc.collect()
+    lazytpu.mark_step()  # the tensor is gone, so its graph is not tried again
+    assert len(kept) == 1
 
 
 def test_updated_parameters_and_state_are_donated(device: torch.device) -> None:
@@ -299,7 +320,7 @@ def test_mixing_devices_raises(device: torch.device) -> None:
 def test_an_interrupt_while_running_is_put_off(device: torch.device) -> None:
     x = torch.ones(3, device=device)
     lazytpu.mark_step()
-    with pytest.raises(KeyboardInterrupt), step.uninterrupted():
+    with pytest.raises(KeyboardInterrupt), interrupts.uninterrupted():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         x.add_(1)  # still runs: the interrupt comes at the end of the block

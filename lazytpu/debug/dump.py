@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lazytpu import runtime
 from lazytpu.config import config
 from lazytpu.debug.inspect import hlo_of, optimized_hlo_of, stablehlo_of
 from lazytpu.events import Compilation, one_line
@@ -20,11 +21,12 @@ def dump(event: Compilation) -> None:
         return
     folder = Path(config.dump) / f"graph-{event.number:03d}-{event.graph.key[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
+    lowered = runtime.lower(event.graph)  # again: kept, it would hold a megabyte for every graph
     files = {
         "ir.txt": graph_text(event.graph),
         "ir.dot": graph_dot(event.graph),
-        "stablehlo.mlir": stablehlo_of(event.executable.lowered),
-        "hlo.txt": hlo_of(event.executable.lowered),
+        "stablehlo.mlir": stablehlo_of(lowered),
+        "hlo.txt": hlo_of(lowered),
         "hlo-optimized.txt": optimized_hlo_of(event.executable.compiled),
         "cause.txt": one_line(event),
     }
