@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,14 +28,19 @@ class Compilation:
         graph: what was compiled.
         cause: why.
         seconds: for lowering and XLA together.
-        executable: the runtime's executable.
+        reference: a weak one to the runtime's executable, which is freed when `runtime` forgets it.
     """
 
     number: int
     graph: Graph
     cause: Cause
     seconds: float
-    executable: Any
+    reference: weakref.ref[Any]
+
+    @property
+    def executable(self) -> Any:
+        """The runtime's executable, or None where it has been forgotten."""
+        return self.reference()
 
 
 compilations: list[Compilation] = []
@@ -53,7 +59,7 @@ def compiled(graph: Graph, cause: Cause, seconds: float, executable: Any) -> Non
     """Notes a compilation, logs it and tells the listeners."""
     global _total
     _total += 1
-    event = Compilation(_total, graph, cause, seconds, executable)
+    event = Compilation(_total, graph, cause, seconds, weakref.ref(executable))
     compilations.append(event)
     del compilations[:-MAX_KEPT]
     _log_level()

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,6 +51,13 @@ class Executable:
 
 
 _executables = LeastRecent(config.max_executables)
+
+# Each kernel of an executable on the CPU takes memory mappings, and Linux gives a process a limited number
+# (vm.max_map_count, 65,530 by default).  Past it LLVM can compile nothing any more.  So the mappings are counted
+# after every few compiles, and executables are forgotten when too many are in use.
+_COUNT_EVERY = 4
+_MAPPINGS_SHARE = 0.5
+_LEAST_KEPT = 8
 
 
 def _smallest(graph: Graph) -> int:
@@ -123,7 +133,35 @@ def executable_for(graph: Graph) -> tuple[Executable, bool]:
     made = Executable(graph, compiled, middle - start, end - middle, _smallest(graph))
     _executables.limit = config.max_executables
     _executables.keep(graph.key, made)
+    if metrics.counter("compile") % _COUNT_EVERY == 0:
+        _forget_for_mappings()
     return made, True
+
+
+def _forget_for_mappings() -> None:
+    """Forgets the executables that were not used for longest, while they take too many memory mappings."""
+    limit = _mappings_limit() * _MAPPINGS_SHARE
+    while len(_executables) > _LEAST_KEPT and _mappings() > limit:
+        for _ in range(max(1, len(_executables) // 4)):
+            _executables.popitem(last=False)
+            metrics.count("executables_forgotten")
+
+
+def _mappings() -> int:
+    """Memory mappings of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            return maps.read().count(b"\n")
+    except OSError:
+        return 0
+
+
+@cache
+def _mappings_limit() -> int:
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        return sys.maxsize
 
 
 def used(executable: Executable) -> None:

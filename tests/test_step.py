@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
 import signal
@@ -388,6 +389,23 @@ def test_compile_budget(device: torch.device, monkeypatch: pytest.MonkeyPatch) -
         lazytpu.mark_step()
     monkeypatch.setattr(lazytpu.config, "max_compiles", 0)
     torch.testing.assert_close(y.cpu(), torch.ones(11).sinh())
+
+
+def test_executables_are_forgotten_before_memory_mappings_run_out(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime.forget_executables()
+    gc.collect()
+    runtime_mappings = runtime._mappings()
+    monkeypatch.setattr(runtime, "_mappings_limit", lambda: 2 * (runtime_mappings + 400))
+    before = lazytpu.metrics.counter("executables_forgotten")
+    x = torch.ones(40).to(device)
+    for n in range(1, 40):  # each program takes some 20 mappings
+        part = x[:n]
+        assert (part.softmax(0).sum() + part.exp().sort()[0].sum()).item() == pytest.approx(1 + n * math.e, rel=1e-5)
+    assert lazytpu.metrics.counter("executables_forgotten") > before
+    assert runtime._mappings() < runtime_mappings + 800
+    assert x[:3].softmax(0).sum().item() == pytest.approx(1.0)  # and compiles again what was forgotten
 
 
 def test_cuts_are_explained_by_line(device: torch.device) -> None:
