@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch._decomp import decomposition_table
 
 _library = torch.library.Library("aten", "IMPL")
 
@@ -41,8 +42,15 @@ def _gru_cell_backward(
     return grad.new_empty(gates), grad.new_empty(gates), grad.new_empty((batch, hidden)), *biases
 
 
+def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss and which classes are targets.  Torch says ``[1]`` for a single row, its CPU kernel gives ``[]``."""
+    loss, is_target = decomposition_table[torch.ops.aten.multilabel_margin_loss_forward.default](x, target, reduction)
+    return (loss.new_empty(()) if x.dim() < 2 else loss), is_target
+
+
 def register() -> None:
     """Gives torch these kernels."""
     _library.impl("_thnn_fused_lstm_cell", _lstm_cell, "Meta")
     _library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta")
     _library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta")
+    _library.impl("multilabel_margin_loss_forward", _multilabel_margin_loss, "Meta")
