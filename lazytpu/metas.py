@@ -50,7 +50,7 @@ def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: in
 
 def register() -> None:
     """Gives torch these kernels."""
-    _library.impl("_thnn_fused_lstm_cell", _lstm_cell, "Meta")
-    _library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta")
-    _library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta")
-    _library.impl("multilabel_margin_loss_forward", _multilabel_margin_loss, "Meta")
+    _library.impl("_thnn_fused_lstm_cell", _lstm_cell, "Meta", allow_override=True)
+    _library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta", allow_override=True)
+    _library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta", allow_override=True)
+    _library.impl("multilabel_margin_loss_forward", _multilabel_margin_loss, "Meta", allow_override=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
+from collections.abc import Iterator
 
 import jax
 import torch
@@ -65,6 +66,13 @@ PRIVATE_TORCH = (
 )
 """Every private name of torch that the package uses, below ``torch``."""
 
+PASSING_OPS = {
+    "aten.cholesky.default": "until 2.13",
+    "aten._foreach_clone.default": "from 2.12",
+    "aten._foreach_mm.default": "from 2.12",
+}
+"""Overloads that not every supported torch has, and which have them."""
+
 
 def check() -> None:
     """Checks the installed torch and jax.
@@ -98,6 +106,16 @@ def check_private(version: str) -> None:
                 f"torch {version} has no torch.{path}, which lazytpu builds on",
                 do="install another version of torch, or a lazytpu made for this one",
             ) from None
+
+
+def passing_op(name: str) -> Iterator[torch._ops.OpOverload]:
+    """The overload of that name, which is one of `PASSING_OPS`, or nothing if this torch does not have it."""
+    if name not in PASSING_OPS:
+        raise KeyError(f"{name} is not listed in PASSING_OPS")
+    namespace, packet, overload = name.split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
+    if found is not None:
+        yield found
 
 
 def _text(version: tuple[int, int]) -> str:

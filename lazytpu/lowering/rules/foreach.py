@@ -5,19 +5,21 @@ import torch
 
 from lazytpu.lowering.registry import lowers, rule_of
 from lazytpu.lowering.rules.operands import compute_dtype
+from lazytpu.versions import passing_op
 
 aten = torch.ops.aten
 
 _UNARY = (
     "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max neg "
-    "reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero clone"
+    "reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero"
 ).split()
 
 # overload of a foreach op -> the op on one tensor.  A scalar stands where that op takes a tensor or a number.
 _BASES = {
     **{getattr(aten, f"_foreach_{name}").default: getattr(aten, name).default for name in _UNARY},
     aten._foreach_copy.default: aten.copy.default,
-    aten._foreach_mm.default: aten.mm.default,
+    **dict.fromkeys(passing_op("aten._foreach_clone.default"), aten.clone.default),
+    **dict.fromkeys(passing_op("aten._foreach_mm.default"), aten.mm.default),
     aten._foreach_lerp.List: aten.lerp.Tensor,
     aten._foreach_lerp.Scalar: aten.lerp.Scalar,
     aten._foreach_lerp.ScalarList: aten.lerp.Scalar,

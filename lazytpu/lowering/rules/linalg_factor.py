@@ -9,6 +9,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
+from lazytpu.versions import passing_op
 
 aten = torch.ops.aten
 
@@ -114,7 +115,7 @@ def linalg_cholesky_ex(out, a, *, upper=False, check_errors=False):
     return adjoint(factor) if upper else factor, info
 
 
-@lowers(aten.cholesky.default)
+@lowers(*passing_op("aten.cholesky.default"))
 def cholesky(out, a, upper=False):
     return linalg_cholesky_ex(None, a, upper=upper)[0]
 
