@@ -70,6 +70,8 @@ PASSING_OPS = {
     "aten.cholesky.default": "until 2.13",
     "aten._foreach_clone.default": "from 2.12",
     "aten._foreach_mm.default": "from 2.12",
+    "aten._foreach_powsum.Scalar": "from 2.11",
+    "aten.linalg__powsum.default": "from 2.11",
 }
 """Overloads that not every supported torch has, and which have them."""
 

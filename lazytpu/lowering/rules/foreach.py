@@ -90,7 +90,7 @@ def foreach_norm(out, xs, ord=2, dtype=None):
     return [norm(o, x, ord, None, False, dtype=dtype) for o, x in zip(out, xs, strict=True)]
 
 
-@lowers(aten._foreach_powsum.Scalar)
+@lowers(*passing_op("aten._foreach_powsum.Scalar"))
 def foreach_powsum(out, xs, ord=2, dtype=None):
     """The sum of ``abs(x) ** ord``: a norm without its root."""
     wide = [jnp.abs(x.astype(compute_dtype(o.dtype))) for o, x in zip(out, xs, strict=True)]

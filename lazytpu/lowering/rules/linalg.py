@@ -7,6 +7,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.operands import compute_dtype
+from lazytpu.versions import passing_op
 
 aten = torch.ops.aten
 
@@ -66,7 +67,7 @@ def compute_linear_combination(out, terms, coefficients):
     return jnp.tensordot(coefficients, terms, 1)
 
 
-@lowers(aten.linalg__powsum.default)
+@lowers(*passing_op("aten.linalg__powsum.default"))
 def linalg_powsum(out, a, ord=2, dim=None, keepdim=False, *, dtype=None):
     wide = jnp.promote_types(out.dtype, jnp.float32)
     size = jnp.abs(a).astype(wide)
