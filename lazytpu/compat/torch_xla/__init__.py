@@ -1,0 +1,135 @@
+"""``torch_xla`` on this device: the names of its top level."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import lazytpu
+from lazytpu.compat import lacking
+from lazytpu.compat.torch_xla import _XLAC, environment
+from lazytpu.compat.torch_xla.core import xla_model as xm
+from lazytpu.compat.torch_xla.distributed import xla_multiprocessing
+
+__version__ = "2.9.0"  # whose names these are
+
+__getattr__ = lacking.names_of(__name__)
+
+environment.apply()
+
+
+def device(index: int | None = None) -> torch.device:
+    """The device (``xla:0``, or whatever name it was given)."""
+    return xm.xla_device(index)
+
+
+def devices() -> list[torch.device]:
+    """All devices of this process: one."""
+    return [lazytpu.device(i) for i in range(lazytpu.device_count())]
+
+
+def real_devices() -> list[str]:
+    """What XLA calls them, such as ``CPU:0``."""
+    return xm.xla_real_devices(devices())
+
+
+def device_count() -> int:
+    """How many devices this process has."""
+    return lazytpu.device_count()
+
+
+def sync(wait: bool = False, reset_scope: bool = True) -> None:
+    """Ends a step: see `lazytpu.mark_step`."""
+    xm.mark_step(wait, reset_scope)
+
+
+@contextmanager
+def step() -> Iterator[None]:
+    """What is recorded inside is one graph: a step ends before and after."""
+    sync()
+    try:
+        yield
+    finally:
+        sync()
+
+
+def compile(
+    f: Callable[..., Any] | None = None,
+    full_graph: bool | None = False,
+    name: str | None = None,
+    num_different_graphs_allowed: int | None = None,
+) -> Any:
+    """Records what a function does as one graph and runs it; a decorator, a wrapper or a context manager.
+
+    Args:
+        f: the function; without it, the result is a context manager.
+        full_graph: raise where something inside would run the graph early.
+        name: shown in errors.
+        num_different_graphs_allowed: raise when more graphs than this were compiled for it.
+
+    Raises:
+        RuntimeError: one of these limits is broken.
+    """
+    shown = name or getattr(f, "__name__", "torch_xla.compile")
+    scope = _Scope(shown, bool(full_graph), num_different_graphs_allowed)
+    if f is None:
+        return scope.open()
+
+    @functools.wraps(f)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        with scope.open():
+            return f(*args, **kwargs)
+
+    return compiled
+
+
+class _Scope:
+    """The limits of one `compile`."""
+
+    def __init__(self, name: str, full_graph: bool, allowed: int | None) -> None:
+        self.name, self.full_graph, self.allowed = name, full_graph, allowed
+        self.compiled = 0
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        sync()
+        cuts, compiles = lazytpu.metrics.counter("cut"), lazytpu.metrics.counter("compile")
+        yield
+        if self.full_graph and lazytpu.metrics.counter("cut") != cuts:
+            raise RuntimeError(f"{self.name}: full_graph=True, but the graph ran early. {lazytpu.explain()}")
+        sync()
+        self.compiled += lazytpu.metrics.counter("compile") - compiles
+        if self.allowed is not None and self.compiled > self.allowed:
+            raise RuntimeError(
+                f"{self.name}: {self.compiled} different graphs, {self.allowed} are allowed. {lazytpu.explain()}"
+            )
+
+
+def manual_seed(seed: int, device: Any = None) -> None:
+    """Seeds the device's random numbers."""
+    xm.set_rng_state(seed)
+
+
+def launch(
+    fn: Callable[..., Any], args: tuple[Any, ...] = (), start_method: str = "spawn", debug_single_process: bool = False
+) -> None:
+    """Runs ``fn(index, *args)`` once for each device of this process, of which there is one."""
+    xla_multiprocessing.spawn(fn, args, start_method=start_method)
+
+
+__all__ = [
+    "_XLAC",
+    "compile",
+    "device",
+    "device_count",
+    "devices",
+    "launch",
+    "manual_seed",
+    "real_devices",
+    "step",
+    "sync",
+]

@@ -1,0 +1,293 @@
+"""``torch_xla.core.xla_model`` for one device: devices, steps, transfers, random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, TextIO, TypedDict
+
+import torch
+
+import lazytpu
+from lazytpu import random, runtime
+from lazytpu.compat import lacking
+from lazytpu.compat.torch_xla import environment
+from lazytpu.compat.torch_xla.core.collectives import (
+    REDUCE_AND,
+    REDUCE_MAX,
+    REDUCE_MIN,
+    REDUCE_MUL,
+    REDUCE_OR,
+    REDUCE_SUM,
+    CoalescingBuckets,
+    all_gather,
+    all_gather_bucketized,
+    all_reduce,
+    all_reduce_bucketized_gradients,
+    all_to_all,
+    broadcast_master_param,
+    collective_broadcast,
+    collective_permute,
+    do_on_ordinals,
+    mesh_reduce,
+    reduce_gradients,
+    reduce_scatter,
+    reduce_scatter_bucketized,
+    rendezvous,
+    xla_rendezvous,
+)
+from lazytpu.compat.torch_xla.core.rate import RateTracker
+from lazytpu.record import is_device_tensor
+
+__getattr__ = lacking.names_of(__name__)
+
+XLA_LIB = None
+_closures: list[Callable[[], None]] = []
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+
+def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
+    """The device, ``xla:0`` under the runner.
+
+    Raises:
+        ValueError: ``n`` is not 0.
+    """
+    return lazytpu.device(n or 0)
+
+
+def xla_real_devices(devices: Sequence[torch.device] | None = None) -> list[str]:
+    """What XLA calls devices, such as ``CPU:0``."""
+    return [f"{device_type()}:{torch.device(d).index or 0}" for d in devices or [xla_device()]]
+
+
+def xla_device_hw(device: str | torch.device) -> str:
+    """``CPU``, ``CUDA`` or ``TPU``."""
+    return device_type()
+
+
+def xla_device_kind(device: str | torch.device | None = None) -> str:
+    """What the maker calls the device."""
+    return str(runtime.device().device_kind)
+
+
+def device_type() -> str:
+    """The platform under the name that ``PJRT_DEVICE`` gives it."""
+    return {"cpu": "CPU", "gpu": "CUDA", "cuda": "CUDA", "tpu": "TPU"}.get(lazytpu.platform(), lazytpu.platform())
+
+
+def get_xla_supported_devices(devkind: str | None = None, max_devices: int | None = None) -> list[str]:
+    """Names of the devices: one."""
+    wanted = {devkind} if isinstance(devkind, str) else set(devkind or ())
+    if wanted and device_type() not in {w.upper() for w in wanted}:
+        return []
+    return [str(lazytpu.device(i)) for i in range(lazytpu.device_count())][:max_devices]
+
+
+def is_xla_tensor(tensor: Any) -> bool:
+    """Whether a tensor is on the device."""
+    return is_device_tensor(tensor)
+
+
+def get_ordinal(defval: int = 0) -> int:
+    """The number of this process among all: 0."""
+    return 0
+
+
+get_local_ordinal = get_ordinal
+
+
+def xrt_world_size(defval: int = 1) -> int:
+    """How many processes take part: 1."""
+    return 1
+
+
+def is_master_ordinal(local: bool = True) -> bool:
+    """Whether this is the first process: it is."""
+    return True
+
+
+def master_print(*args: Any, fd: TextIO | None = None, local: bool = False, flush: bool = False) -> None:
+    """Prints, in the first process only."""
+    print(*args, file=fd or sys.stdout, flush=flush)
+
+
+def get_memory_info(device: Any = None) -> MemoryInfo:
+    """Bytes in use and bytes there are on the device."""
+    return {
+        "bytes_used": runtime.memory_allocated(),
+        "bytes_limit": runtime.memory_limit(),
+        "peak_bytes_used": runtime.memory_peak(),
+    }
+
+
+class MemoryInfo(TypedDict):
+    """What `get_memory_info` returns, in bytes."""
+
+    bytes_used: int
+    bytes_limit: int
+    peak_bytes_used: int
+
+
+# --- steps --------------------------------------------------------------------------------------------------------
+
+
+def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
+    """Ends a step (`lazytpu.mark_step`), then runs the step closures."""
+    lazytpu.mark_step(wait=wait)
+    environment.save_metrics()
+    while _closures:
+        _closures.pop(0)()
+
+
+def unlazy(tensors: Sequence[torch.Tensor]) -> None:
+    """Runs what is pending, waits for it."""
+    lazytpu.mark_step(wait=True)
+
+
+def wait_device_ops(devices: Sequence[str] = ()) -> None:
+    """Waits until the device has nothing to do."""
+    lazytpu.wait()
+
+
+def add_step_closure(closure: Callable[..., Any], args: tuple[Any, ...] = (), run_async: bool = False) -> None:
+    """Calls ``closure(*args)`` after the next `mark_step`, in order; tensors among ``args`` are computed by then."""
+    kept = tuple(a.detach().clone() if is_device_tensor(a) else a for a in args)  # as they are now
+    _closures.append(lambda: closure(*kept))
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    barrier: bool = False,
+    optimizer_args: dict[str, Any] | None = None,
+    groups: Any = None,
+    pin_layout: bool = True,
+) -> Any:
+    """Reduces the gradients over the processes (there is one) and steps.
+
+    Args:
+        optimizer: what steps.
+        barrier: end the step too.
+        optimizer_args: keyword arguments of ``optimizer.step``.
+    """
+    reduce_gradients(optimizer, groups=groups, pin_layout=pin_layout)
+    loss = optimizer.step(**(optimizer_args or {}))
+    if barrier:
+        mark_step()
+    return loss
+
+
+def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
+    """Keeps XLA from merging what is before with what follows: the step is cut here."""
+    lazytpu.mark_step()
+
+
+def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """The StableHLO of the pending graph of some tensors, or of all."""
+    return lazytpu.stablehlo_text(*(tensors or ()))
+
+
+# --- transfers and files --------------------------------------------------------------------------------------------
+
+
+def send_cpu_data_to_device(datas: Any, device: Any, input_sharding: Any = None) -> list[Any]:
+    """Moves the tensors of nested lists, tuples and dictionaries; each element of ``datas`` comes back in a list."""
+    if input_sharding is not None:
+        raise ValueError("input_sharding: one device holds whole tensors")
+    moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), datas)
+    return list(moved) if isinstance(moved, (list, tuple)) else [moved]
+
+
+def save(
+    data: Any,
+    file_or_path: str | os.PathLike[str] | TextIO | BinaryIO,
+    master_only: bool = True,
+    global_master: bool = False,
+) -> None:
+    """``torch.save`` of the data, moved to the CPU first."""
+    torch.save(_maybe_convert_to_cpu(data), file_or_path)  # type: ignore[arg-type]
+
+
+def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
+    """The data with its device tensors on the CPU; parameters stay parameters."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        moved = tensor.detach().cpu()
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(moved, tensor.requires_grad)
+        return moved.requires_grad_(tensor.requires_grad)
+
+    return torch.utils._pytree.tree_map_only(torch.Tensor, move, data) if convert else data
+
+
+# --- random numbers -------------------------------------------------------------------------------------------------
+
+
+def set_rng_state(seed: int, device: Any = None) -> None:
+    """Seeds the device, or goes on from where `get_rng_state` was called."""
+    random.manual_seed(seed & ((1 << 64) - 1))
+    random.default_generator.counter = seed >> 64
+
+
+def get_rng_state(device: Any = None) -> int:
+    """The seed, and above its 64 bits how many random ops have drawn from it."""
+    return random.default_generator.seed | random.default_generator.counter << 64
+
+
+@contextlib.contextmanager
+def fork_rng(device: Any = None, enabled: bool = True) -> Iterator[None]:
+    """The device's random numbers go on afterwards as if nothing had been drawn inside."""
+    state, cpu = get_rng_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        if enabled:
+            set_rng_state(state)
+            torch.set_rng_state(cpu)
+
+
+__all__ = [
+    "REDUCE_AND",
+    "REDUCE_MAX",
+    "REDUCE_MIN",
+    "REDUCE_MUL",
+    "REDUCE_OR",
+    "REDUCE_SUM",
+    "CoalescingBuckets",
+    "RateTracker",
+    "add_step_closure",
+    "all_gather",
+    "all_gather_bucketized",
+    "all_reduce",
+    "all_reduce_bucketized_gradients",
+    "all_to_all",
+    "broadcast_master_param",
+    "collective_broadcast",
+    "collective_permute",
+    "do_on_ordinals",
+    "get_memory_info",
+    "get_ordinal",
+    "get_rng_state",
+    "get_xla_supported_devices",
+    "is_master_ordinal",
+    "mark_step",
+    "master_print",
+    "mesh_reduce",
+    "optimizer_step",
+    "reduce_gradients",
+    "reduce_scatter",
+    "reduce_scatter_bucketized",
+    "rendezvous",
+    "save",
+    "send_cpu_data_to_device",
+    "set_rng_state",
+    "unlazy",
+    "wait_device_ops",
+    "xla_device",
+    "xla_device_hw",
+    "xla_rendezvous",
+    "xrt_world_size",
+]

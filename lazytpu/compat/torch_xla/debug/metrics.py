@@ -1,0 +1,82 @@
+"""``torch_xla.debug.metrics``: what was counted and timed, under torch_xla's names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lazytpu import metrics
+from lazytpu.compat import lacking
+from lazytpu.metrics_xla import COUNTERS, METRICS, SIZES
+
+__getattr__ = lacking.names_of(__name__)
+
+
+def metrics_report() -> str:
+    """All metrics and counters as text."""
+    return metrics.torch_xla_report()
+
+
+def short_metrics_report(counter_names: Sequence[str] | None = None, metric_names: Sequence[str] | None = None) -> str:
+    """The report of the named counters and metrics, by default of the most telling ones."""
+    wanted = {*(counter_names or ()), *(metric_names or ())} or {
+        "CachedCompile",
+        "MarkStep",
+        "UncachedCompile",
+        "CompileTime",
+        "ExecuteTime",
+        "TransferFromDeviceTime",
+        "TransferToDeviceTime",
+    }
+    entries = re.split(r"^(?=Metric: |Counter: )", metrics_report(), flags=re.MULTILINE)
+    named = [(entry.partition(": ")[2].partition("\n")[0], entry) for entry in entries if entry]
+    return "".join(
+        entry for name, entry in named if name in wanted or counter_names is None and name.startswith("aten::")
+    )
+
+
+def counter_names() -> list[str]:
+    """Names of the counters that are not zero."""
+    return re.findall(r"^Counter: (.+)$", metrics_report(), flags=re.MULTILINE)
+
+
+def counter_value(name: str) -> int | None:
+    """The value of a counter, None if there is none of that name."""
+    if name in COUNTERS:
+        return metrics.counter(COUNTERS[name]) or None
+    found = re.search(rf"^Counter: {re.escape(name)}\n  Value: (\d+)$", metrics_report(), flags=re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def metric_names() -> list[str]:
+    """Names of the metrics that have samples."""
+    return re.findall(r"^Metric: (.+)$", metrics_report(), flags=re.MULTILINE)
+
+
+def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | None:
+    """How many samples, their sum, and the last of them as (time in seconds, value); None without any.
+
+    Times are in nanoseconds, as torch_xla has them, sizes in bytes.
+    """
+    known = METRICS.get(name) or SIZES.get(name)
+    if known is None:
+        return None
+    if name == "ExecuteTime" and not metrics.timer("run").count:
+        known = "dispatch"
+    series, unit = (metrics.sizes(known), 1.0) if name in SIZES else (metrics.timer(known), 1e9)
+    if series is None or not series.count:
+        return None
+    return series.count, series.total * unit, [(at, value * unit) for at, value in series.samples]
+
+
+def clear_counters() -> None:
+    """Sets counters and metrics to zero (they are kept together)."""
+    metrics.reset()
+
+
+clear_metrics = clear_all = clear_counters
+
+
+def executed_fallback_ops() -> list[str]:
+    """Counters of the ops that ran on the CPU, ``aten::...``."""
+    return [name for name in counter_names() if name.startswith("aten::")]

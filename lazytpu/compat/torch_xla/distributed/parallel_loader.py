@@ -1,0 +1,98 @@
+"""``torch_xla.distributed.parallel_loader``: loaders that move batches in the background, by `lazytpu.DeviceLoader`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from lazytpu.compat import lacking
+from lazytpu.loader import DeviceLoader
+
+__getattr__ = lacking.names_of(__name__)
+
+
+class MpDeviceLoader:
+    """Iterates a loader with batches on the device; each new batch ends a step.
+
+    Args:
+        loader: what gives batches.
+        device: where they go.
+        kwargs: ``device_prefetch_size`` is how many may wait on the device; ``batches_per_execution`` is accepted as 1.
+    """
+
+    def __init__(self, loader: Iterable[Any], device: Any, **kwargs: Any) -> None:
+        self._loader, self._device = loader, device
+        self._batches = _device_loader(loader, device, kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class PerDeviceLoader:
+    """One pass over a loader, for one device."""
+
+    def __init__(self, loader: DeviceLoader) -> None:
+        self._loader = loader
+        self._iterator: Iterator[Any] | None = None
+
+    def __iter__(self) -> PerDeviceLoader:
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        return next(self._iterator)
+
+    next = __next__
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class ParallelLoader:
+    """A loader for several devices, of which this process has one."""
+
+    def __init__(self, loader: Iterable[Any], devices: Sequence[Any], **kwargs: Any) -> None:
+        if len(devices) != 1:
+            raise ValueError(f"this process has one device, not {len(devices)}")
+        self._device = torch.device(devices[0])
+        self._batches = _device_loader(loader, devices[0], kwargs)
+
+    def per_device_loader(self, device: Any) -> PerDeviceLoader:
+        """One pass over the loader with batches on ``device``."""
+        if torch.device(device).type != self._device.type:
+            raise ValueError(f"this loader is for {self._device}, not {device}")
+        return PerDeviceLoader(self._batches)
+
+    def next_item(self, device: Any) -> Any:
+        """The first batch of a new pass."""
+        return next(self.per_device_loader(device), None)
+
+    def close(self) -> None:
+        """Nothing to do: a pass that is forgotten stops its thread."""
+
+
+_ACCEPTED = {
+    "batchdim",
+    "loader_prefetch_size",
+    "device_prefetch_size",
+    "host_to_device_transfer_threads",
+    "batches_per_execution",
+    "fixed_batch_size",
+}
+
+
+def _device_loader(loader: Iterable[Any], device: Any, options: dict[str, Any]) -> DeviceLoader:
+    if options.get("input_sharding") is not None:
+        raise ValueError("input_sharding: one device holds whole batches")
+    if options.get("batches_per_execution", 1) != 1:
+        raise ValueError("batches_per_execution: each batch ends a step")
+    unknown = options.keys() - _ACCEPTED - {"input_sharding"}
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
+    return DeviceLoader(loader, device, prefetch=options.get("device_prefetch_size", 2))

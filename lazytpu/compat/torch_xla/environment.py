@@ -1,0 +1,59 @@
+"""The environment variables of torch_xla that mean something here."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import lazytpu
+from lazytpu import events
+from lazytpu.debug.inspect import optimized_hlo_of
+from lazytpu.ir.printer import graph_dot, graph_text
+
+MEANING = {
+    "PJRT_DEVICE": "CPU, GPU, CUDA or TPU: where jax runs, unless JAX_PLATFORMS says",
+    "PT_XLA_DEBUG": "1: log each compilation with its cause, each forced cut and each fallback",
+    "PT_XLA_DEBUG_LEVEL": "as PT_XLA_DEBUG",
+    "XLA_IR_DEBUG": "nothing: the IR always has the Python lines",
+    "XLA_HLO_DEBUG": "nothing: HLO always has the Python lines",
+    "XLA_SAVE_TENSORS_FILE": "file to which each graph that is compiled is appended",
+    "XLA_SAVE_TENSORS_FMT": "its format: text, hlo or dot",
+    "XLA_METRICS_FILE": "file to which the metrics report is appended at each step",
+}
+"""Variable to what it does."""
+
+_done: list[bool] = []
+
+
+def apply() -> None:
+    """Follows the variables, once."""
+    if _done:
+        return
+    _done.append(True)
+    if any(os.environ.get(name, "0") not in ("", "0") for name in ("PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL")):
+        lazytpu.config.log = "info,cut,fallback"
+    if os.environ.get("XLA_SAVE_TENSORS_FILE"):
+        events.listeners.append(save_graph)
+
+
+def save_graph(event: Any) -> None:
+    """Appends a graph to the file of ``XLA_SAVE_TENSORS_FILE``."""
+    kind = os.environ.get("XLA_SAVE_TENSORS_FMT", "text")
+    if kind == "hlo":
+        text = optimized_hlo_of(event.executable.compiled)
+    elif kind == "dot":
+        text = graph_dot(event.graph)
+    elif kind == "text":
+        text = graph_text(event.graph)
+    else:
+        raise ValueError(f"XLA_SAVE_TENSORS_FMT is text, hlo or dot, not {kind!r}")
+    with open(os.environ["XLA_SAVE_TENSORS_FILE"], "a") as file:
+        file.write(f"[ScheduleSyncTensorsGraph]\nHash: {event.graph.key}\n\n## BEGIN_GRAPH\n{text}\n## END_GRAPH\n\n")
+
+
+def save_metrics() -> None:
+    """Appends the report to the file of ``XLA_METRICS_FILE``, if it is set."""
+    path = os.environ.get("XLA_METRICS_FILE")
+    if path:
+        with open(path, "a") as file:
+            file.write(f"[MetricsData; step={lazytpu.metrics.counter('step')}]\n{lazytpu.metrics.torch_xla_report()}\n")

@@ -1,0 +1,29 @@
+"""``torch_xla.experimental.eager_mode``: run each op at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import lazytpu
+
+
+def eager_mode(enable: bool) -> None:
+    """Switches it on or off; see ``lazytpu.config.eager``."""
+    lazytpu.config.eager = enable
+
+
+def is_eager_mode() -> bool:
+    """Whether it is on."""
+    return lazytpu.config.eager
+
+
+@contextmanager
+def eager_mode_context(enable: bool) -> Iterator[None]:
+    """Switches it inside only."""
+    before = is_eager_mode()
+    eager_mode(enable)
+    try:
+        yield
+    finally:
+        eager_mode(before)
