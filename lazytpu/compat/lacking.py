@@ -26,6 +26,8 @@ INSTEAD = {
     "torch_xla.utils.checkpoint": "torch.utils.checkpoint",
     "torch_xla.utils.dlpack": "torch.from_dlpack",
     "torch_xla.tf_saved_model_integration": "lazytpu.export",
+    "torch_mlu.core.mlu_model.save_as_cambricon": "lazytpu.export.package",
+    "torch_mlu.core.mlu_model.dump_enable": "lazytpu.config.dump",
     "send": "a machine with one device has nobody to send to",
     "recv": "a machine with one device has nobody to receive from",
     "spawn_threads": "torch_xla.launch",
