@@ -1,0 +1,60 @@
+"""Rounding to small integers: symmetric, so that zero stays zero and padding with zeros is exact.
+
+A float ``x`` is ``scale * q`` with ``q`` from ``-(2 ** (bits - 1) - 1)`` to the same above zero.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lazytpu.kernels import functional
+from lazytpu.lowering.rules import integer_products
+
+DTYPES = {8: torch.int8, 16: torch.int16}
+_SMALLEST = torch.finfo(torch.float32).tiny
+
+integer_linear = torch.ops.lazytpu.integer_linear
+integer_conv = torch.ops.lazytpu.integer_conv
+for _op in (integer_linear, integer_conv):
+    integer_products.library.impl(_op.default._schema.name, functional(_op.default), "PrivateUse1")
+
+
+def top(bits: int) -> int:
+    """The largest integer of that many bits."""
+    return (1 << (bits - 1)) - 1
+
+
+def largest(x: torch.Tensor, keep: int | None = None) -> torch.Tensor:
+    """The largest magnitude in ``x``: of all of it, or for each place along dimension ``keep``."""
+    if keep is None:
+        return x.detach().abs().amax()
+    others = [d for d in range(x.dim()) if d != keep % x.dim()]
+    return x.detach().abs().amax(others) if others else x.detach().abs()
+
+
+def scale_for(amax: torch.Tensor, bits: int) -> torch.Tensor:
+    """The scale with which ``amax`` becomes the largest integer (float32, never zero)."""
+    return (amax.float() / top(bits)).clamp_min(_SMALLEST)
+
+
+def to_integers(x: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:
+    """``x / scale``, rounded to even and kept in range, as int8 or int16."""
+    limit = top(bits)
+    return (x / scale).round().clamp(-limit, limit).to(DTYPES[bits])
+
+
+def along(scale: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
+    """A scale [n] shaped to lie along dimension ``dim`` of a tensor of that rank; a scale of one stays."""
+    return scale if scale.dim() == 0 else scale.reshape([-1 if d == dim else 1 for d in range(rank)])
+
+
+def pack_int4(q: torch.Tensor) -> torch.Tensor:
+    """Pairs of integers from -7 to 7 along the last dimension, of even size, as one uint8 each: the first is low."""
+    low, high = (q[..., 0::2] + 8).to(torch.uint8), (q[..., 1::2] + 8).to(torch.uint8)
+    return low | (high << 4)
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """The int8 integers that `pack_int4` packed."""
+    pair = torch.stack((packed & 15, packed >> 4), -1).to(torch.int8) - 8
+    return pair.reshape(*packed.shape[:-1], -1)
