@@ -6,13 +6,14 @@ a fallback is an op without lowering, which is counted, and warned of once with 
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from lazytpu import metrics
+from lazytpu import events, metrics, placement
 from lazytpu.config import config
 from lazytpu.ir import site
 from lazytpu.kernels import call_meta, functional, on_other_device, unsupported
@@ -39,6 +40,8 @@ DATA_DEPENDENT = {
     "argwhere",
 }
 
+_LSTSQ = torch.ops.aten.linalg_lstsq.default
+_lstsq = functional(_LSTSQ)
 _INDEX = torch.ops.aten.index.Tensor
 _gather = functional(_INDEX)
 _warned: set[str] = set()
@@ -55,6 +58,7 @@ def data_dependent(overload: OpOverload) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if on_other_device(args, kwargs):
             return call_meta(overload, args, kwargs)
+        placement.note_on_host(name, site.line_here())
         return run_on_host(overload, args, kwargs, name)
 
     return kernel
@@ -67,6 +71,14 @@ def index(tensor: torch.Tensor, indices: Any) -> Any:
     if any(i is not None and i.dtype in masks and i.device.type != "meta" for i in indices):
         return run_on_host(_INDEX, (tensor, indices), {}, "index with a mask")
     return _gather(tensor, indices)
+
+
+@kernel("linalg_lstsq")
+def lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """Is recorded, except where only the rank of the matrix says whether there are residuals."""
+    if driver in ("gelss", "gelsd") and a.device.type != "meta" and a.dim() > 1 and a.shape[-2] > a.shape[-1]:
+        return run_on_host(_LSTSQ, (a, b, rcond), {"driver": driver}, f"the rank for linalg.lstsq with {driver}")
+    return _lstsq(a, b, rcond, driver=driver)
 
 
 def fallback(overload: OpOverload) -> Callable[..., Any]:
@@ -86,7 +98,12 @@ def fallback(overload: OpOverload) -> Callable[..., Any]:
                 FallbackWarning,
                 stacklevel=2,
             )
-        return run_on_host(overload, args, kwargs, f"fallback of {name}")
+        line, start = site.line_here(), time.perf_counter()
+        placement.note_on_host(name, line)
+        try:
+            return run_on_host(overload, args, kwargs, f"fallback of {name}")
+        finally:
+            events.fell_back(name, str(line), time.perf_counter() - start)
 
     return kernel
 

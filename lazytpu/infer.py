@@ -5,22 +5,30 @@ Torch's checks run here too, so a mistake in shapes or dtypes raises torch's mes
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
 
+from lazytpu import metrics, refusals
 from lazytpu.ir.layout import Layout, is_dense, root_layout
 from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.refusals import PYTHON_NUMBER
 from lazytpu.schema import Op, aten
 
-_PYTHON_NUMBER: dict[Any, Any] = {float: 2.0, int: 2, bool: True, complex: 2j}
+_INFER = metrics.timer("infer")
+
+# What was inferred, by op, types and attributes: equal layers ask the same again.
+_known: dict[Any, tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]] = {}
+_MAX_KNOWN = 4096
 _NORMS = {
     aten.native_layer_norm.default,
     aten.native_group_norm.default,
@@ -41,30 +49,91 @@ def infer(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, tuple[Lay
     Raises:
         Whatever torch raises for arguments of these types.
     """
+    signature = (op, torch.get_default_dtype(), *map(_type_of, node.key[1:]))
+    known = _known.get(signature)
+    if known is None:
+        known = _infer_checked(op, node)
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[signature] = known
+    return known
+
+
+def _type_of(key: Any) -> Any:
+    """What the types of results depend on in a part of a node's key: layouts in place of values."""
+    if type(key) is Value:
+        return key.layout
+    return tuple([_type_of(k) for k in key]) if type(key) is tuple else key
+
+
+def _infer_checked(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]:
     kwargs = {k: v for k, v in node.kwargs.items() if k != "rng"}
+    start = time.perf_counter()
     try:
-        return _infer(op, node, kwargs)
+        types = _infer_list(op, node, kwargs) or _infer(op, node.args, kwargs)
     except Exception as error:
         raise _eager_error(op, node, kwargs, error) from None
+    finally:
+        _INFER.add(time.perf_counter() - start)
+    refused = refusals.refusal(op, node.args, kwargs, types[0])
+    if refused is not None:
+        raise refused
+    return types
+
+
+def _infer_list(op: Op, node: Node, kwargs: dict[str, Any]) -> Any:
+    """As `_infer`, for an op that does the same to each element of its lists: asks once for elements of equal types.
+
+    None where that is no shorter, or where the lists do not go together, which is for torch to say.
+    """
+    lists = [x for x in (*node.args, *kwargs.values()) if isinstance(x, list)]
+    n = len(lists[0]) if lists else 0
+    if not op.name.startswith("aten._foreach_") or any(len(x) != n for x in lists):
+        return None
+    kinds = [tuple([e.layout if type(e) is Value else e and e.dtype for e in es]) for es in zip(*lists, strict=True)]
+    distinct = [*dict.fromkeys(kinds)]
+    if len(distinct) == n:
+        return None
+    firsts = [kinds.index(kind) for kind in distinct]
+    of = [distinct.index(kind) for kind in kinds]
+
+    def shorter(x: Any) -> Any:
+        return [x[i] for i in firsts] if isinstance(x, list) else x
+
+    keywords = {k: shorter(v) for k, v in kwargs.items()}
+    layouts, structure, natural = _infer(op, [shorter(x) for x in node.args], keywords)
+    if structure != [*range(len(firsts))]:
+        return None
+    return tuple([layouts[k] for k in of]), [*range(n)], natural and tuple([natural[k] for k in of])
 
 
 def _infer(
-    op: Op, node: Node, kwargs: dict[str, Any]
+    op: Op, args: Any, kwargs: dict[str, Any]
 ) -> tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]:
-    with torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _outside_forward_ad():
         if op.overload is not op.recorded:
-            _check_in_place(op, node.args, kwargs)
-        results = _on_meta(op.recorded, node.args, kwargs, _factory_device(op))
+            _check_in_place(op, args, kwargs)
+        results = _on_meta(op.recorded, args, kwargs, _factory_device(op))
         layouts, structure = _layouts(results)
         if op.overload is op.recorded:
             return layouts, structure, None
-        written = _written_types(op, node)
+        written = _written_types(op, args, kwargs)
     for natural, target in zip(layouts, written, strict=False):  # meta kernels do not check this
         if natural is not None and not torch.can_cast(natural.dtype, target.dtype):
             raise RuntimeError(f"result type {natural.dtype} can't be cast to the desired output type {target.dtype}")
     if all(n is None or (n.size, n.dtype) == (w.size, w.dtype) for n, w in zip(layouts, written, strict=False)):
         return (*written, *layouts[len(written) :]), structure, None
     return (*written, *layouts[len(written) :]), structure, layouts  # type: ignore[return-value]
+
+
+@contextmanager
+def _outside_forward_ad() -> Iterator[None]:
+    """Torch prints tensors to find the overload of a call, and asks for their tangents, which fails in a kernel."""
+    level, forward_ad._current_level = forward_ad._current_level, -1
+    try:
+        yield
+    finally:
+        forward_ad._current_level = level
 
 
 def _check_in_place(op: Op, args: Any, kwargs: Any) -> None:
@@ -80,7 +149,7 @@ def _eager_error(op: Op, node: Node, kwargs: dict[str, Any], error: Exception) -
 
     Operands that are only read take no memory, whatever their size.
     """
-    written = {id(layout) for layout in _written_types(op, node)}
+    written = {id(layout) for layout in _written_types(op, node.args, kwargs)}
 
     def sample(x: Any) -> Any:
         if type(x) is Value:
@@ -88,9 +157,7 @@ def _eager_error(op: Op, node: Node, kwargs: dict[str, Any], error: Exception) -
                 return torch.empty_strided(x.layout.size, x.layout.stride, dtype=x.layout.dtype)
             return torch.zeros((), dtype=x.layout.dtype).expand(x.layout.size)
         if type(x) is Number:
-            return _PYTHON_NUMBER.get(
-                x.dtype, torch.zeros((), dtype=x.dtype) if isinstance(x.dtype, torch.dtype) else 0
-            )
+            return PYTHON_NUMBER.get(x.dtype, torch.zeros((), dtype=x.dtype) if isinstance(x.dtype, torch.dtype) else 0)
         return [sample(e) for e in x] if isinstance(x, (list, tuple)) else x
 
     named = {**dict(zip([a.name for a in op.arguments], node.args, strict=False)), **kwargs}
@@ -98,19 +165,17 @@ def _eager_error(op: Op, node: Node, kwargs: dict[str, Any], error: Exception) -
     try:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             op.overload(**{name: sample(x) for name, x in named.items() if name in known})
-    except NotImplementedError:
-        return error
     except Exception as eager:
-        return eager.with_traceback(None)
+        return error if refusals.is_of_another_device(eager) else eager.with_traceback(None)
     return error
 
 
-def _written_types(op: Op, node: Node) -> tuple[Layout, ...]:
+def _written_types(op: Op, args: Any, kwargs: dict[str, Any]) -> tuple[Layout, ...]:
     written = []
     for argument in op.overload._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             position = op.positions[argument.name]
-            x = node.args[position] if position < len(node.args) else node.kwargs[argument.name]
+            x = args[position] if position < len(args) else kwargs[argument.name]
             written += [v.layout for v in (x if isinstance(x, list) else [x]) if v is not None]
     return tuple(written)
 
@@ -127,7 +192,7 @@ def _metas(x: Any) -> Any:
     if type(x) is Number:
         if isinstance(x.dtype, torch.dtype):
             return torch.empty((), dtype=x.dtype, device="meta")
-        return _PYTHON_NUMBER[x.dtype]
+        return PYTHON_NUMBER[x.dtype]
     if isinstance(x, (list, tuple)):
         return [_metas(e) for e in x]
     return x

@@ -48,9 +48,23 @@ def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: in
     return (loss.new_empty(()) if x.dim() < 2 else loss), is_target
 
 
+def _multinomial(
+    probabilities: torch.Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Which categories were drawn, with the CPU's limit of their number."""
+    if probabilities.dim() and probabilities.shape[-1] > 1 << 24:
+        raise RuntimeError("number of categories cannot exceed 2^24")
+    return probabilities.new_empty((*probabilities.shape[:-1], num_samples), dtype=torch.int64)
+
+
 def register() -> None:
     """Gives torch these kernels."""
     _library.impl("_thnn_fused_lstm_cell", _lstm_cell, "Meta", allow_override=True)
     _library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta", allow_override=True)
     _library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta", allow_override=True)
+    _library.impl("multinomial", _multinomial, "Meta", allow_override=True)
     _library.impl("multilabel_margin_loss_forward", _multilabel_margin_loss, "Meta", allow_override=True)

@@ -31,7 +31,7 @@ def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
         flat_outs = flat(outs)
         rest = {k: v for k, v in kwargs.items() if k not in names}
         with lock:
-            check_outputs(overload, args, kwargs)
+            check_outputs(overload, twin, args, kwargs, names)
             if entangled(flat_outs, flat([*given, *rest.values()]), pointwise=pointwise):
                 check_overlap(overload, args, kwargs)
             results = twin(*given, **_factory_arguments(twin, outs, rest))

@@ -13,9 +13,11 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lazytpu.ir.layout import Layout
 from lazytpu.record import cell_of, is_device_tensor
+from lazytpu.refusals import Contents, ones, zeros
 from lazytpu.schema import ABSENT, OpOverload
 from lazytpu.storage import Alias, Storage, resolve, storage_of
 
@@ -87,26 +89,70 @@ def _overlap_error(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, 
     return ""
 
 
-def check_outputs(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raises what torch raises for tensors given as ``out=``, of a dtype that cannot hold the result for example."""
+def check_outputs(
+    overload: OpOverload, twin: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], outs: Iterable[str]
+) -> None:
+    """Raises what torch raises for tensors given as ``out=``, of a dtype that cannot hold the result for example.
+
+    Args:
+        overload: the op that was called, with ``args`` and ``kwargs``.
+        twin: the functional op of the same results.
+        outs: the names of the arguments that are tensors to write to.
+    """
     key = (overload, _way_to_lie((args, kwargs)))
     if key in _checked:
         return
+    names = [a.name for a in overload._schema.arguments]
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    read = {name: x for name, x in named.items() if name not in outs}
+    dtypes = [t.dtype for t in tree_leaves([named[name] for name in outs])]
+    state = torch.get_rng_state()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a resized output is warned of by who resizes it
-            _rehearse(overload, args, kwargs, "meta")
-    except NotImplementedError:
-        pass
-    except Exception as error:  # the CPU's words differ from those of meta kernels written in Python
-        _rehearse(overload, args, kwargs, "cpu")
-        raise error
+            if dtypes != _dtypes_by_meta(overload, twin, args, kwargs, read):  # equal ones are never refused
+                _ask_the_cpu(overload, twin, args, kwargs, read)
+    finally:
+        torch.set_rng_state(state)
     _make_room(_checked)
     _checked[key] = None
 
 
-def _rehearse(overload: OpOverload, args: Any, kwargs: Any, device: str) -> None:
-    """Calls an op with stand-ins that share memory as the tensors do."""
+def _dtypes_by_meta(
+    overload: OpOverload, twin: OpOverload, args: Any, kwargs: Any, read: dict[str, Any]
+) -> list[torch.dtype] | None:
+    """The dtypes of the results, if the meta kernels take the arguments."""
+    try:
+        _rehearse(overload, args, kwargs, "meta")
+        return [t.dtype for t in tree_leaves(_rehearse(twin, (), read, "meta"))]
+    except Exception:
+        return None
+
+
+def _ask_the_cpu(overload: OpOverload, twin: OpOverload, args: Any, kwargs: Any, read: dict[str, Any]) -> None:
+    """Raises the error of the CPU's kernel, if it is about the outputs.
+
+    Meta kernels word their errors differently, and cast where kernels of the CPU refuse to.
+    """
+    for contents in (zeros, ones):
+        error = _error_of(overload, args, kwargs, contents)
+        if error is None:
+            return
+        if _error_of(twin, (), read, contents) is None:
+            raise error
+        # else the inputs are to blame: their types, or contents that are out of the op's domain
+
+
+def _error_of(overload: OpOverload, args: Any, kwargs: Any, contents: Contents) -> Exception | None:
+    try:
+        _rehearse(overload, args, kwargs, "cpu", contents)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+def _rehearse(overload: OpOverload, args: Any, kwargs: Any, device: str, contents: Contents = zeros) -> Any:
+    """Calls an op with stand-ins that share memory as the tensors do, and returns its results."""
     memories: dict[Storage, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
 
@@ -123,11 +169,12 @@ def _rehearse(overload: OpOverload, args: Any, kwargs: Any, device: str) -> None
                 made[id(x)] = stand_in(storage.layout, layout, device, memories[storage])
             else:
                 made[id(x)] = torch.zeros_like(x, device=device)
+            contents(made[id(x)])
         return made[id(x)]
 
     args, kwargs = call_form(overload, args, kwargs)
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        overload(*replace(args), **{k: replace(v) for k, v in kwargs.items()})
+        return overload(*replace(args), **{k: replace(v) for k, v in kwargs.items()})
 
 
 def _way_to_lie(arguments: Any) -> Any:

@@ -26,7 +26,7 @@ class _Absent:
 
 ABSENT = _Absent()
 
-# Scalars that decide shapes or which formula is used, so they are attributes and not inputs.
+# Scalars that decide shapes or which formula is used, or that torch checks, so they are attributes and not inputs.
 _ATTRIBUTE_SCALARS = {
     "aten::pow.Tensor_Scalar": {"exponent"},
     "aten::_foreach_pow.Scalar": {"exponent"},
@@ -34,13 +34,16 @@ _ATTRIBUTE_SCALARS = {
     "aten::linalg_vector_norm": {"ord"},
     "aten::_foreach_norm.Scalar": {"ord"},
     "aten::norm": {"p"},
-    "aten::renorm": {"p"},
+    "aten::renorm": {"p", "maxnorm"},
     "aten::dist": {"p"},
     "aten::arange": {"start", "end", "step"},
     "aten::range": {"start", "end", "step"},
     "aten::multi_margin_loss": {"p"},
     "aten::multi_margin_loss_backward": {"p"},
     "aten::histc": {"min", "max"},
+    "aten::softshrink": {"lambd"},
+    "aten::threshold_backward": {"threshold"},  # 0 in every relu: as a constant it leaves equal layers equal
+    "aten::celu": {"alpha"},
 }
 
 # Layout of arguments that say nothing about the computation on this one device.

@@ -10,6 +10,7 @@ import torch
 
 from lazytpu import runtime
 from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
+from lazytpu.ir.site import line_here
 from lazytpu.ir.tree import Value
 from lazytpu.kernels import META, new_storages, on_other_device, record_new
 from lazytpu.record import cell_of, is_device_tensor, lock, record
@@ -25,6 +26,8 @@ _FULL = op_of(aten.full.default)
 _BATCH_NORM = op_of(aten._native_batch_norm_legit_functional.default)
 _WITH_UPDATE = op_of(aten._batch_norm_with_update_functional.default)
 _NO_STATS = op_of(aten._native_batch_norm_legit.no_stats)
+
+_MAX_DIMS = 64  # of an array of numpy
 
 special: dict[str, Callable[..., Any]] = {}
 """Overload (``add.Tensor``) to its kernel."""
@@ -149,6 +152,7 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
         buffer = runtime.to_device(host)
         if layout is storage.layout:
             write_buffer(storage, buffer)
+            storage.origin = line_here()
         else:
             source = root_layout(layout.size, contiguous_stride(layout.size), layout.dtype)
             write_cast(cell, new_storage(source, buffer))
@@ -156,9 +160,13 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
 
 def from_host(tensor: torch.Tensor) -> torch.Tensor:
     """A device tensor with the sizes, strides and contents of a CPU tensor."""
+    if tensor.dim() > _MAX_DIMS:
+        raise RuntimeError(f"only tensors with up to {_MAX_DIMS} dims are supported on this device")
     meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     stride = torch.empty_like(meta).stride() if tensor.numel() else contiguous_stride(tensor.shape)
-    return make(new_storage(root_layout(tuple(tensor.shape), stride, tensor.dtype), runtime.to_device(tensor)))
+    storage = new_storage(root_layout(tuple(tensor.shape), stride, tensor.dtype), runtime.to_device(tensor))
+    storage.origin = line_here()
+    return make(storage)
 
 
 @kernel("_to_copy")

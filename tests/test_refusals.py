@@ -1,0 +1,71 @@
+"""What the CPU's kernels refuse and torch's meta kernels let pass is refused on the device, with the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from op_checks import error_of
+
+import lazytpu
+
+Call = Callable[[Callable[..., torch.Tensor]], Any]
+
+WRONG: dict[str, Call] = {
+    "two dtypes": lambda x: torch.mm(x(3, 2), x(2, 3).double()),
+    "two dtypes, many elements": lambda x: torch.mm(x(300, 200), x(200, 300).double()),
+    "no kernel of this dtype": lambda x: F.gelu(x(3).long()),
+    "no kernel of this dtype, many elements": lambda x: F.gelu(x(300, 300).long()),
+    "bitwise on floats": lambda x: x(3) & x(3),
+    "order of complex numbers": lambda x: torch.sort(x(3).to(torch.complex64)),
+    "a dimension out of range": lambda x: torch.softmax(x(3), 1),
+    "nothing to reduce": lambda x: torch.max(x(0, 2), 0),
+    "sizes that do not match": lambda x: x(3, 2).index_put_((x(2).long(),), x(3)),
+    "a dtype of indices": lambda x: torch.index_fill(x(3, 2), 0, x(2).int(), 1),
+    "no stride": lambda x: F.conv_transpose2d(x(1, 1, 4, 4), x(1, 1, 2, 2), stride=0),
+    "a bias of another size": lambda x: F.conv2d(x(1, 1, 4, 4), x(1, 1, 2, 2), x(2)),
+    "an interval the wrong way round": lambda x: x(3).uniform_(3, -1),
+    "a probability": lambda x: x(3).bernoulli_(2),
+    "a Python number": lambda x: F.softshrink(x(3), -1),
+    "the kind of a Python number": lambda x: torch.add(x(3).bool(), x(3).bool(), alpha=1.5),
+    "a dtype of out": lambda x: torch.amax(x(3, 2), 0, out=x(2).double()),
+    "a dtype of out, of an op that does not take zeros": lambda x: torch.linalg.cholesky(x(1, 1), out=x(1, 1).int()),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_it_raises_the_error_of_the_cpu(call: Call, device: torch.device) -> None:
+    _, expected = error_of(call, torch.ones)
+    _, error = error_of(call, lambda *size: torch.ones(*size, device=device))
+    assert expected is not None
+    assert (type(error), str(error)) == (type(expected), str(expected))
+
+
+def test_contents_that_zeros_would_not_have_are_not_refused(device: torch.device) -> None:
+    ones = torch.ones(3, dtype=torch.int64, device=device)
+    eye = torch.eye(2, device=device)
+    assert (ones // ones).tolist() == [1, 1, 1]
+    assert torch.linalg.cholesky(eye).tolist() == eye.tolist()
+    assert torch.multinomial(torch.ones(3, device=device), 2).shape == (2,)
+
+
+def test_half_precision_is_not_refused_where_only_the_cpu_has_no_kernel(device: torch.device) -> None:
+    x = torch.tensor([[1.0], [2.0]], dtype=torch.float16)
+    _, refused = error_of(torch.cdist, x, x)
+    assert isinstance(refused, NotImplementedError)
+    assert torch.cdist(x.to(device), x.to(device)).tolist() == [[0, 1], [1, 0]]
+
+
+def test_random_numbers_of_the_cpu_are_not_used_up(device: torch.device) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    torch.empty(5, 7, 11, device=device).normal_()
+    torch.bernoulli(torch.full((5, 3), 0.5, device=device))
+    lazytpu.mark_step()
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(after, before)
