@@ -15,12 +15,15 @@ from jax.extend import source_info_util
 from torch.utils._pytree import tree_flatten, tree_map
 
 import lazytpu.lowering.rules  # noqa: F401  registers every rule
+from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch, type_name
 from lazytpu.errors import LoweringError, UnsupportedOpError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.site import Site
+from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value, operands
+from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
 from lazytpu.lowering.registry import is_strided, rule_of
 
@@ -40,17 +43,27 @@ def can_lower(op: torch._ops.OpOverload) -> bool:
 
 
 def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
-    """A function of (inputs, floats f64[n], ints i64[m], complexes c128[k]) that computes the outputs."""
+    """A function of (inputs, floats f64[n], ints i64[m], complexes c128[k]) that computes the outputs.
+
+    A ``checked`` graph has one more result at the end, the report of positions out of range.
+    """
+
+    first = {i: start for start, stop in graph.uniform for i in range(start, stop)}
 
     def step(inputs: Sequence[Any], floats: Any, ints: Any, complexes: Any) -> tuple[Any, ...]:
-        packs = {"f": floats, "i": ints, "c": complexes}
+        packs = {"f": floats, "i": ints, "c": complexes, "taken": {}, "first": first}
         values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
         last_use = _last_uses(graph)
+        rows: list[Any] = []
         for position, node in enumerate(graph.nodes):
-            _run(node, values, packs)
+            args, kwargs = _arguments(node, values, packs)
+            if graph.checked:
+                rows += report_rows(node.op.recorded, position, args, kwargs)
+            _run(node, args, kwargs, values, scope_name(node, position if config.dump else None))
             for value in last_use.get(position, ()):
                 del values[value]
-        return tuple(values[v] for v in graph.outputs)
+        outputs = tuple(values[v] for v in graph.outputs)
+        return (*outputs, report(rows)) if graph.checked else outputs
 
     return step
 
@@ -70,8 +83,8 @@ def _last_uses(graph: Graph) -> dict[int, list[Value]]:
     return uses
 
 
-def _run(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> None:
-    """Lowers one node."""
+def _arguments(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a node, with arrays in place of values and numbers."""
 
     def operand(x: Any) -> Any:
         if type(x) is Value:
@@ -80,16 +93,20 @@ def _run(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> None:
             return _number(x, packs)
         if isinstance(x, list):
             return [operand(e) for e in x]
-        return x
+        return _body(x) if type(x) is Subgraph else x
 
+    return [operand(x) for x in node.args], {k: operand(x) for k, x in node.kwargs.items()}
+
+
+def _run(node: Node, args: list[Any], kwargs: dict[str, Any], values: dict[Value, Any], scope: str) -> None:
+    """Lowers one node."""
     types = node.natural or [None if v is None else v.layout for v in node.values]
     out = _nest(node.structure, [None if lay is None else type_of(lay) for lay in types])
-    args, kwargs = [operand(x) for x in node.args], {k: operand(x) for k, x in node.kwargs.items()}
     if is_strided(node.op.recorded):
         kwargs["contiguous"] = node.args[0].layout.contiguous
     try:
-        with jax.named_scope(scope_name(node)):
-            results = _flat(_call_from(node.site)(lambda: lower_op(node.op.recorded, out, args, kwargs)))
+        with jax.named_scope(scope):
+            results = _flat(call_from(node.site)(lambda: lower_op(node.op.recorded, out, args, kwargs)))
     except LoweringError:
         raise
     except Exception as error:
@@ -106,8 +123,24 @@ def _run(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> None:
             values[value] = _rounded_to_half(result) if value.layout.dtype is torch.complex32 else result
 
 
+def _body(body: Subgraph) -> Callable[..., list[Any]]:
+    """A body as a function of its arguments and a key u64[2], from which each random op in it takes its own."""
+    function, draws = function_of(body.graph), body.graph.counts[1] // 2
+
+    def call(*arguments: Any, rng: Any = None) -> list[Any]:
+        ints: Any = jnp.zeros(0, jnp.int64)
+        if draws:
+            salts = (jnp.arange(draws, dtype=jnp.uint64) + jnp.uint64(1)) * jnp.uint64(0xBF58476D1CE4E5B9)
+            keys = jnp.stack([rng[0] ^ salts, jnp.broadcast_to(rng[1], (draws,))], axis=1)
+            ints = lax.bitcast_convert_type(keys, jnp.int64).reshape(-1)
+        results = function([arguments[i] for i in body.positions], jnp.zeros(0), ints, jnp.zeros(0, jnp.complex128))
+        return [lax.convert_element_type(x, x.dtype) for x in results]  # no weak types: a loop's must stay the same
+
+    return call
+
+
 @cache
-def _call_from(site: Site | None) -> Callable[[Callable[[], Any]], Any]:
+def call_from(site: Site | None) -> Callable[[Callable[[], Any]], Any]:
     """A function that calls its argument from the user's line, as far as jax can see.
 
     jax takes the innermost frame outside its own and excluded files for the location of an operation; so
@@ -125,10 +158,14 @@ def _function_name(site: Site) -> str:
     return "".join(c if c.isidentifier() or c.isdigit() else "_" for c in site.module) or "_"
 
 
-def scope_name(node: Node) -> str:
-    """``CNN/c1/aten.convolution``, the ``op_name`` of the HLO that comes of the node."""
+def scope_name(node: Node, position: int | None = None) -> str:
+    """``CNN/c1/aten.convolution``, the ``op_name`` of the HLO that comes of the node.
+
+    Args:
+        position: of the node in its graph, for a dump: ``CNN/c1/aten.convolution%12`` leads back to exactly one op.
+    """
     module = node.site.module.replace(".", "/") + "/" if node.site is not None and node.site.module else ""
-    return module + str(node.op.name)
+    return module + str(node.op.name) + ("" if position is None else f"%{position}")
 
 
 def lower_op(op: torch._ops.OpOverload, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -190,10 +227,18 @@ def _to_meta(x: Any) -> Any:
 
 
 def _number(number: Number, packs: dict[str, Any]) -> Any:
-    pack = packs[number.kind]
+    """A number from its pack; the same array for numbers that are one."""
+    index = packs["first"].get(number.index, number.index) if number.kind == "f" else number.index
+    known = (number.kind, index, number.dtype)
+    if known not in packs["taken"]:
+        packs["taken"][known] = _unpacked(number, index, packs[number.kind])
+    return packs["taken"][known]
+
+
+def _unpacked(number: Number, index: int, pack: Any) -> Any:
     if number.dtype == "rng":
-        return lax.bitcast_convert_type(lax.slice(pack, (number.index,), (number.index + 2,)), jnp.uint64)
-    x = lax.index_in_dim(pack, number.index, keepdims=False)
+        return lax.bitcast_convert_type(lax.slice(pack, (index,), (index + 2,)), jnp.uint64)
+    x = lax.index_in_dim(pack, index, keepdims=False)
     if number.dtype is bool:
         return x != 0
     return x.astype(to_numpy(number.dtype)) if isinstance(number.dtype, torch.dtype) else x

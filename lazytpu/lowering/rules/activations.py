@@ -79,13 +79,13 @@ lowers_each(
         aten.hardsigmoid_backward.default: pointwise(lambda g, x: _where((x > -3) & (x < 3), g / 6, 0)),
         aten.hardswish_backward.default: pointwise(_hardswish_grad),
         aten.threshold.default: pointwise(lambda x, limit, value: _where(x <= limit, value, x)),
-        aten.threshold_backward.default: pointwise(lambda g, x, limit: _where(x <= limit, 0, g)),
         aten.hardtanh_backward.default: pointwise(lambda g, x, low, high: _where((x > low) & (x < high), g, 0)),
         aten.hardshrink_backward.default: pointwise(_shrink_grad),
         aten.softshrink_backward.default: pointwise(_shrink_grad),
         aten._prelu_kernel.default: pointwise(lambda x, slope: _where(x > 0, x, slope * x)),
     }
 )
+lowers(aten.threshold_backward.default, dynamic="threshold")(pointwise(lambda g, x, limit: _where(x <= limit, 0, g)))
 
 
 @lowers(aten.hardtanh.default)
@@ -100,7 +100,7 @@ def hardshrink(out, x, lambd=0.5):
     return cast(_where(_inside(x, -width, width), 0, x), out.dtype)
 
 
-@lowers(aten.softshrink.default)
+@lowers(aten.softshrink.default, dynamic="lambd")
 def softshrink(out, x, lambd=0.5):
     return cast(_softshrink(*operands(out, x, lambd)), out.dtype)
 
@@ -136,7 +136,7 @@ def elu(out, x, alpha=1, scale=1, input_scale=1):
     return cast(scale * _where(x < 0, alpha * lax.expm1(x * input_scale), x), out.dtype)
 
 
-@lowers(aten.celu.default)
+@lowers(aten.celu.default, dynamic="alpha")
 def celu(out, x, alpha=1.0):
     x, alpha = operands(out, x, alpha)
     return cast(_where(x < 0, alpha * lax.expm1(x / alpha), x), out.dtype)

@@ -67,7 +67,7 @@ def dist(out, x, y, p=2):
     return _rounded(out, norm_of(away, p, axes_of(None, away.ndim)))
 
 
-@lowers(aten.renorm.default)
+@lowers(aten.renorm.default, dynamic="maxnorm")
 def renorm(out, x, p, dim, maxnorm):
     axes = tuple(d for d in range(x.ndim) if d != dim % x.ndim)
     norms = keep(norm_of(x, p, axes), axes)

@@ -1,5 +1,8 @@
 """Foreach ops: the rule of the op on one tensor, applied to each element of the lists."""
 
+from collections import Counter
+
+import jax
 import jax.numpy as jnp
 import torch
 
@@ -8,6 +11,8 @@ from lazytpu.lowering.rules.operands import compute_dtype
 from lazytpu.versions import passing_op
 
 aten = torch.ops.aten
+
+_FEWEST_SHARED = 4  # fewer calls with equal types are not worth a function of their own
 
 _UNARY = (
     "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max neg "
@@ -49,6 +54,49 @@ def _element(argument, i):
     return argument[i] if isinstance(argument, list | tuple) else argument
 
 
+def _call_each(one, out, calls):
+    """Calls a rule for each element; where it is called with equal types often, it is traced once and shared.
+
+    XLA inlines what is shared, so the program is the same.
+    """
+    leaves = [jax.tree_util.tree_flatten(call) for call in calls]
+    types = [
+        (
+            o.shape,
+            o.dtype,
+            tree,
+            *[(x.shape, x.dtype, x.weak_type) if isinstance(x, jax.Array) else repr(x) for x in flat],
+        )
+        for o, (flat, tree) in zip(out, leaves, strict=True)
+    ]
+    often = {key for key, n in Counter(types).items() if n >= _FEWEST_SHARED}
+    shared = {}
+    results = []
+    for o, key, (flat, tree), (args, kwargs) in zip(out, types, leaves, calls, strict=True):
+        if key not in often:
+            results.append(one(o, *args, **kwargs))
+            continue
+        if key not in shared:
+            shared[key] = jax.jit(_on_arrays(one, o, flat, tree))
+        results.append(shared[key](*[x for x in flat if isinstance(x, jax.Array)]))
+    return results
+
+
+def _on_arrays(one, out, flat, tree):
+    """The rule as a function of the arrays among its arguments; the others stay as they are."""
+    fixed = [None if isinstance(x, jax.Array) else x for x in flat]
+    positions = [i for i, x in enumerate(flat) if isinstance(x, jax.Array)]
+
+    def element(*arrays):
+        given = list(fixed)
+        for position, x in zip(positions, arrays, strict=True):
+            given[position] = x
+        args, kwargs = jax.tree_util.tree_unflatten(tree, given)
+        return one(out, *args, **kwargs)
+
+    return element
+
+
 def _each(base):
     """A rule that applies the rule of ``base``, which may be registered later, to every element."""
 
@@ -56,10 +104,10 @@ def _each(base):
         one = rule_of(base)
         if one is None:
             raise LookupError(f"{base} has no lowering rule for its foreach form")
-        return [
-            one(o, *(_element(a, i) for a in args), **{k: _element(v, i) for k, v in kwargs.items()})
-            for i, o in enumerate(out)
+        calls = [
+            ([_element(a, i) for a in args], {k: _element(v, i) for k, v in kwargs.items()}) for i in range(len(out))
         ]
+        return _call_each(one, out, calls)
 
     return rule
 

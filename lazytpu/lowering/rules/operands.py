@@ -79,6 +79,25 @@ def operands(out: Any, *xs: Any, dtype: Any = None) -> list[Any]:
     return [operand(x, out, dtype) for x in xs]
 
 
+def rounded(x: Any, dtype: Any) -> Any:
+    """``x`` with the values that the floating ``dtype`` can hold; a cast back and forth XLA would leave out."""
+    if x.dtype == dtype:
+        return x
+    info = jnp.finfo(dtype)
+    return lax.reduce_precision(x, info.nexp, info.nmant)
+
+
+def quotient(x: Any, y: Any) -> Any:
+    """``x / y``, rounded once.
+
+    XLA multiplies by the inverse where the divisor is one number for the whole array, so that 41 / 41 is less than 1.
+    A divisor that depends on ``x``, if only to be NaN where the result is so anyway, it divides by.
+    """
+    if x.dtype not in (_F32, _F64):
+        return lax.div(x, y)
+    return lax.div(x, lax.select(lax.eq(x, x), y, lax.full_like(y, float("nan"))))
+
+
 def pointwise(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The rule that computes ``fn`` of all its operands in the dtype of the result."""
 

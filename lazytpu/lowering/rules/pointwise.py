@@ -18,6 +18,8 @@ from lazytpu.lowering.rules.operands import (
     operand,
     operands,
     pointwise,
+    quotient,
+    rounded,
     spread,
 )
 
@@ -61,16 +63,16 @@ def mul(out, x, y):
 def _floor_quotient(x, y):
     """Floor division as Python's divmod does it, which eager follows; exact where x / y is not."""
     if not is_floating(x.dtype):
-        quotient = lax.div(x, y)
-        inexact = lax.ne(lax.mul(quotient, y), x)
+        near = lax.div(x, y)
+        inexact = lax.ne(lax.mul(near, y), x)
         opposite = lax.ne(lax.lt(x, lax.full_like(x, 0)), lax.lt(y, lax.full_like(y, 0)))
-        return jnp.where(inexact & opposite, quotient - 1, quotient).astype(x.dtype)
+        return jnp.where(inexact & opposite, near - 1, near).astype(x.dtype)
     rest = lax.rem(x, y)
-    quotient = (x - rest) / y
-    quotient = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
-    whole = jnp.floor(quotient)
-    whole = jnp.where(quotient - whole > 0.5, whole + 1, whole)
-    whole = jnp.where(quotient == 0, jnp.copysign(jnp.zeros((), x.dtype), x / y), whole)
+    near = quotient(x - rest, y)
+    near = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), near - 1, near)
+    whole = jnp.floor(near)
+    whole = jnp.where(near - whole > 0.5, whole + 1, whole)
+    whole = jnp.where(near == 0, jnp.copysign(jnp.zeros((), x.dtype), x / y), whole)
     return jnp.where(y == 0, x / y, whole)
 
 
@@ -79,10 +81,9 @@ def div(out, x, y, rounding_mode=None):
     x, y = operands(out, x, y)
     if rounding_mode == "floor":
         return cast(_floor_quotient(x, y), out.dtype)
-    quotient = lax.div(x, y)
-    if rounding_mode == "trunc" and is_floating(quotient.dtype):
-        quotient = jnp.trunc(quotient)
-    return cast(quotient, out.dtype)
+    if rounding_mode == "trunc" and is_floating(out.dtype):  # eager rounds the quotient to a half type first
+        return cast(jnp.trunc(cast(rounded(quotient(x, y), out.dtype), x.dtype)), out.dtype)
+    return cast(quotient(x, y), out.dtype)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -341,7 +342,7 @@ def addcmul(out, x, a, b, *, value=1):
 @lowers(aten.addcdiv.default)
 def addcdiv(out, x, a, b, *, value=1):
     x, a, b = operands(out, x, a, b)
-    return cast(lax.add(x, _scaled(lax.div(a, b), value)), out.dtype)
+    return cast(lax.add(x, _scaled(quotient(a, b), value)), out.dtype)
 
 
 @lowers(aten.nan_to_num.default, dynamic="nan posinf neginf")

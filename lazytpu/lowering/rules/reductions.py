@@ -12,6 +12,7 @@ import torch
 from jax import lax
 
 from ..registry import lowers
+from .operands import quotient
 from .shape import axis_of
 
 aten = torch.ops.aten
@@ -78,7 +79,8 @@ def mean_all(out, x, *, dtype=None):
 def mean(out, x, dim, keepdim=False, *, dtype=None):
     axes = axes_of(dim, x.ndim)
     x = lax.convert_element_type(x, wide(out.dtype))
-    return _finish(out, lax.reduce_sum(x, axes) / jnp.asarray(count_of(x, axes), x.dtype))
+    total = lax.reduce_sum(x, axes)
+    return _finish(out, quotient(total, lax.full_like(total, count_of(x, axes))))
 
 
 @lowers(aten.prod.default)

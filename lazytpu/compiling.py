@@ -1,0 +1,93 @@
+"""What goes on around XLA's compiler: the disk cache is asked first and told afterwards, and waiting is told of."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from lazytpu import cache, logs, metrics, serialized
+from lazytpu.config import config
+from lazytpu.interrupts import uninterrupted
+from lazytpu.ir.graph import Graph
+from lazytpu.lowering.provenance import is_portable
+
+_TOLD_AFTER_S = 2.0
+
+
+def disk_key(graph: Graph) -> str:
+    """What the disk cache knows a graph by; empty where it is off, graphs are dumped, or this one cannot be kept."""
+    if not config.disk_cache or config.dump:  # a dump wants the positions of ops, which one on disk does not have
+        return ""
+    key = serialized.key_of(graph, jax.devices()[0]) if is_portable(graph) else ""
+    if not key:
+        metrics.count("disk_skipped")
+    return key
+
+
+def from_disk(key: str, given: list[Any], kept: list[Any], packs: list[Any]) -> tuple[Any, float] | None:
+    """The executable of an earlier process and the seconds it took to load, or None.
+
+    Args:
+        key: from `disk_key`.
+        given, kept, packs: types of the arguments, as `lazytpu.serialized.load` takes them.
+    """
+    if not key:
+        return None
+    start = time.perf_counter()
+    found = cache.load(key)
+    if found is None:
+        return None
+    try:
+        with uninterrupted(), jax.enable_x64(True):
+            compiled = serialized.load(*found, given, kept, packs)
+    except serialized.CannotLoad as error:
+        cache.reject(key, str(error))
+        return None
+    seconds = time.perf_counter() - start
+    metrics.count("disk_hit")
+    metrics.add_time("load", seconds)
+    return compiled, seconds
+
+
+def to_disk(key: str, compiled: Any) -> None:
+    """Keeps an executable for later processes."""
+    if not key:
+        return
+    start = time.perf_counter()
+    found = serialized.dump(compiled)
+    if found is None:
+        metrics.count("disk_skipped")
+    else:
+        cache.store(key, *found)
+    metrics.add_time("store", time.perf_counter() - start)
+
+
+@contextmanager
+def told_of(graph: Graph) -> Iterator[None]:
+    """Tells in the log, after two seconds and then each time twice as long, that a graph is still being compiled."""
+    done = threading.Event()
+    start = time.perf_counter()
+
+    def tell() -> None:
+        pause = _TOLD_AFTER_S
+        while not done.wait(pause):
+            seconds = time.perf_counter() - start
+            first = graph.nodes[0].site if graph.nodes else None
+            place = f", the first at {first.describe()}" if first is not None and first.file else ""
+            logs.note("compile", "compiling a graph of %d ops%s: %.0f s so far", len(graph.nodes), place, seconds)
+            pause = seconds
+
+    teller = threading.Thread(target=tell, name="lazytpu-progress", daemon=True) if logs.is_on("compile") else None
+    if teller is not None:
+        teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if teller is not None:
+            teller.join()

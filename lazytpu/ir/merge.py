@@ -1,0 +1,133 @@
+"""A graph without the scalars that are computed twice.
+
+Optimizers that keep their step counters on the device have one for each parameter, all with the same number, and
+compute the same bias corrections from each.  Where the counters are known to be one buffer, the graph needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lazytpu.ir.graph import Graph
+from lazytpu.ir.tree import Node, Number, Value
+
+_FOREACH = "aten._foreach_"
+
+
+def merged(graph: Graph, same: dict[Value, Value]) -> tuple[Graph, tuple[int, ...]]:
+    """A graph that computes the same from fewer inputs, each scalar once.
+
+    Args:
+        graph: not ``checked``: positions in its report are those of its nodes.
+        same: inputs that hold what another input holds, which stays.
+
+    Returns:
+        The graph, and for each output of the old one its position among the outputs of the new one.
+    """
+    merge = _Merge(same)
+    nodes = [kept for kept in map(merge.node, graph.nodes) if kept is not None]
+    mapped = [merge.known.get(v, v) for v in graph.outputs]
+    outputs = tuple(dict.fromkeys(mapped))
+    inputs = tuple([v for v in graph.inputs if v not in same])
+    places = {v: i for i, v in enumerate(inputs)}
+    donated = tuple([places[graph.inputs[i]] for i in graph.donated if graph.inputs[i] in places])
+    made = Graph(tuple(nodes), inputs, outputs, donated, graph.counts)
+    positions = {value: i for i, value in enumerate(outputs)}
+    return made, tuple([positions[v] for v in mapped])
+
+
+class _Merge:
+    """The walk over the nodes.
+
+    Attributes:
+        known: values to the equal ones that stay.
+        computed: scalar ops and their arguments to the node that stays.
+    """
+
+    def __init__(self, same: dict[Value, Value]) -> None:
+        self.known = dict(same)
+        self.computed: dict[Any, Node] = {}
+
+    def node(self, node: Node) -> Node | None:
+        """What stands for a node in the new graph; None where an earlier node computes the same."""
+        args = tuple([self.replaced(x) for x in node.args])
+        kwargs = {k: self.replaced(x) for k, x in node.kwargs.items()}
+        made = node if args == node.args and kwargs == node.kwargs else _copy(node, args, kwargs, node.values)
+        if node.op.random or any(v is None or v.layout.size for v in node.values):
+            return made
+        key = node.op, _key(args), _key(tuple(kwargs.items())), tuple([v.layout for v in node.values if v])
+        twin = self.computed.get(key)
+        if twin is not None:
+            self.known.update(zip(node.values, twin.values, strict=True))  # type: ignore[arg-type]
+            return None
+        self.computed[key] = node
+        return self.shorter(made) if _is_each(made) else made
+
+    def replaced(self, x: Any) -> Any:
+        if type(x) is Value:
+            return self.known.get(x, x)
+        if isinstance(x, (list, tuple)):
+            return type(x)([self.replaced(e) for e in x])
+        return x
+
+    def shorter(self, node: Node) -> Node:
+        """A foreach op with each different element once."""
+        n = len(node.values)
+        lists = [x for x in (*node.args, *node.kwargs.values()) if isinstance(x, list)]
+        elements = [_key(tuple([x[i] for x in lists])) for i in range(n)]
+        first = {element: i for i, element in reversed(list(enumerate(elements)))}
+        kept = sorted(first.values())
+        if len(kept) == n:
+            return node
+        for i, element in enumerate(elements):
+            if i != first[element]:
+                self.known[node.values[i]] = node.values[first[element]]  # type: ignore[index, assignment]
+
+        def chosen(x: Any) -> Any:
+            return [x[i] for i in kept] if isinstance(x, list) else x
+
+        args = tuple([chosen(x) for x in node.args])
+        kwargs = {k: chosen(x) for k, x in node.kwargs.items()}
+        made = _copy(node, args, kwargs, [node.values[i] for i in kept])
+        made.structure = list(range(len(kept)))
+        if node.natural is not None:
+            made.natural = tuple([node.natural[i] for i in kept])
+        return made
+
+
+def _is_each(node: Node) -> bool:
+    """Whether a node is a foreach op whose lists all have one element for each result."""
+    n = len(node.values)
+    if not node.op.name.startswith(_FOREACH) or node.structure != list(range(n)) or n < 2:
+        return False
+    arguments = (*node.args, *node.kwargs.values())
+    return all(len(x) == n for x in arguments if isinstance(x, list)) and not any(
+        isinstance(x, tuple) for x in arguments
+    )
+
+
+def _copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], values: Sequence[Value | None]) -> Node:
+    """A node with other arguments; its results stay the values they are."""
+    made = Node(None)
+    made.op, made.key, made.site, made.counts = node.op, node.key, node.site, node.counts
+    made.parent, made.depth = node.parent, node.depth
+    made.args, made.kwargs, made.values = args, kwargs, tuple(values)
+    made.value, made.layout = node.value, node.layout
+    made.structure, made.natural = node.structure, node.natural
+    return made
+
+
+def _key(x: Any) -> Any:
+    """Something hashable that is equal for arguments that mean the same."""
+    if isinstance(x, (list, tuple)):
+        return tuple([_key(e) for e in x])
+    if type(x) is Number:
+        return Number, x.kind, x.index, x.dtype
+    if isinstance(x, (float, complex)):
+        return type(x), repr(x)
+    try:
+        hash(x)
+    except TypeError:
+        return id(x)
+    return type(x), x
