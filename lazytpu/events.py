@@ -1,22 +1,40 @@
-"""What happened at each compilation and each forced cut, kept for `lazytpu.explain` and the log."""
+"""What happened at each compilation, forced cut and fallback, kept for `lazytpu.explain` and the log."""
 
 from __future__ import annotations
 
-import logging
+import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lazytpu import metrics
+from lazytpu import logs, metrics
 from lazytpu.config import config
 from lazytpu.errors import CompileBudgetError
 from lazytpu.ir.cause import Cause
 from lazytpu.ir.graph import Graph
 
-log = logging.getLogger("lazytpu")
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+class CompileBudgetWarning(UserWarning):
+    """More graphs were compiled than ``lazytpu.config.max_compiles``, with ``max_compiles_action = "warn"``."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """How a compiled graph was used.
+
+    Attributes:
+        number: of its compilation, counted from 1; 0 before it is noted.
+        runs: how often it was started.
+        run_s: what the device takes, from the runs that were timed; 0 where none was.
+        record_s: what recording it takes, estimated (pace.py); 0 where it is not known yet.
+    """
+
+    number: int = 0
+    runs: int = 0
+    run_s: float = 0.0
+    record_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +45,10 @@ class Compilation:
         number: counts from 1.
         graph: what was compiled.
         cause: why.
-        seconds: for lowering and XLA together.
+        seconds: for lowering and XLA together, or for loading it.
         reference: a weak one to the runtime's executable, which is freed when `runtime` forgets it.
+        usage: how it was used.
+        loaded: it was compiled by an earlier process and came from the disk cache.
     """
 
     number: int
@@ -36,6 +56,8 @@ class Compilation:
     cause: Cause
     seconds: float
     reference: weakref.ref[Any]
+    usage: Usage
+    loaded: bool = False
 
     @property
     def executable(self) -> Any:
@@ -43,11 +65,26 @@ class Compilation:
         return self.reference()
 
 
-compilations: list[Compilation] = []
-cuts: Counter[tuple[str, str]] = Counter()  # (what forced it, line) -> how often
-promotions: Counter[tuple[str, str, str]] = Counter()  # (op, argument, line) -> 1
+@dataclass(slots=True)
+class Tally:
+    """How often something happened at a line, and the seconds it took."""
 
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Counts one more."""
+        self.count += 1
+        self.seconds += seconds
+
+
+compilations: list[Compilation] = []
+cuts: dict[tuple[str, str], Tally] = {}  # (what forced it, line): how often, and how long it waited for the device
+reads: dict[tuple[str, str], Tally] = {}  # the same for reads and waits that found nothing to cut
+fallbacks: dict[tuple[str, str], Tally] = {}  # (op, line)
+promotions: Counter[tuple[str, str, str]] = Counter()  # (op, argument, line) -> 1
 unreplayed: Counter[tuple[str, str]] = Counter()  # (function, why it is recorded in every call) -> 1
+rerecorded: Counter[tuple[str, str]] = Counter()  # (function, what changed around it) -> how often it was recorded anew
 
 # Called with each compilation, once it is done.
 listeners: list[Callable[[Compilation], None]] = []
@@ -55,67 +92,152 @@ MAX_KEPT = 1000
 _total = 0
 
 
-def compiled(graph: Graph, cause: Cause, seconds: float, executable: Any) -> None:
-    """Notes a compilation, logs it and tells the listeners."""
+def compiled(graph: Graph, cause: Cause, executable: Any) -> None:
+    """Notes a compilation, logs it and tells the listeners.
+
+    Raises:
+        CompileBudgetError: it is one too many for ``config.max_compiles``, and ``config.max_compiles_action`` is
+            ``error``.
+    """
     global _total
     _total += 1
-    event = Compilation(_total, graph, cause, seconds, weakref.ref(executable))
+    loaded = bool(executable.load_s)
+    seconds = executable.load_s if loaded else executable.lower_s + executable.compile_s
+    executable.usage.number = _total
+    event = Compilation(_total, graph, cause, seconds, weakref.ref(executable), executable.usage, loaded)
     compilations.append(event)
     del compilations[:-MAX_KEPT]
-    _log_level()
-    log.info("%s", one_line(event))
+    logs.note("compile", "%s", one_line(event))
     for listener in listeners:
         listener(event)
-    done = metrics.counter("compile")
+    done = metrics.counter("compile") + metrics.counter("disk_hit")  # a warm cache must not hide a recompilation
     if config.max_compiles and done > config.max_compiles:
-        raise CompileBudgetError(
-            f"{done} graphs were compiled; lazytpu.config.max_compiles is {config.max_compiles}",
-            at=event.cause.site.describe(),
-            given=event.cause.text,
-            do=event.cause.remedy or "see lazytpu.explain()",
-        )
+        _over_budget(event, done)
+
+
+def _over_budget(event: Compilation, done: int) -> None:
+    cause = event.cause
+    was = f" (was {cause.other.describe()})" if _has_other_line(cause) else ""
+    error = CompileBudgetError(
+        f"{done} graphs were compiled; lazytpu.config.max_compiles is {config.max_compiles}",
+        at=cause.site.describe() + was,
+        given="; ".join(filter(None, (text_of(cause), cause.given))),
+        do=cause.remedy or "see lazytpu.explain()",
+    )
+    if config.max_compiles_action == "error":
+        raise error
+    warnings.warn_explicit(str(error), CompileBudgetWarning, cause.site.file or "?", cause.site.line)
+
+
+def number_of(executable: Any) -> int:
+    """The number of the compiled graph that an executable belongs to."""
+    return int(executable.usage.number)
+
+
+def compiled_before() -> int:
+    """How many graphs were compiled in this process."""
+    return _total
+
+
+def op_counts() -> Iterator[tuple[str, int]]:
+    """(aten name, how often it ran) for each op of each graph kept here."""
+    total: Counter[str] = Counter()
+    for event in compilations:
+        for node in event.graph.nodes:
+            total[node.op.name] += event.usage.runs
+    yield from ((name, n) for name, n in total.items() if n)
+
+
+def text_of(cause: Cause) -> str:
+    """``parts from graph 2 at op 3 aten.view ...``: the cause in words, with the graph it was compared with."""
+    if not cause.known:
+        return cause.text
+    if cause.kind in ("live", "donation", "setting", "longer", "shorter"):
+        return f"is graph {cause.known}, but {cause.text}"
+    return f"parts from graph {cause.known} at {cause.text}"
+
+
+def lines_of(event: Compilation) -> list[str]:
+    """What `lazytpu.explain` prints about a compilation: the cause, both lines of code, and what to do."""
+    cause = event.cause
+    source = " from disk" if event.loaded else ""
+    lines = [f"{event.number}  {len(event.graph.nodes)} ops, {event.seconds:.2f} s{source}: {text_of(cause)}"]
+    lines.append(f"   at   {cause.site.describe()}")
+    if _has_other_line(cause):
+        lines.append(f"   was  {cause.other.describe()}")
+    lines += [f"   {label} {text}" for label, text in (("with", cause.given), ("do  ", cause.remedy)) if text]
+    return lines
+
+
+def _has_other_line(cause: Cause) -> bool:
+    return bool(cause.other.file) and cause.other != cause.site
 
 
 def one_line(event: Compilation) -> str:
-    """``compiled graph 2: 153 ops in 1.9 s: <cause> (train.py:44  Net.head)``."""
-    return (
-        f"compiled graph {event.number}: {len(event.graph.nodes)} ops in {event.seconds:.2f} s: "
-        f"{event.cause.text} ({event.cause.site.describe()})"
-    )
+    """``compiled graph 2: 153 ops in 1.90 s: <cause> (train.py:44  Net.head)``; ``loaded`` where it came from disk."""
+    cause = event.cause
+    was = f", was {cause.other.describe()}" if _has_other_line(cause) else ""
+    text = "; ".join(filter(None, (text_of(cause), cause.given)))
+    verb = "loaded" if event.loaded else "compiled"
+    graph = f"{verb} graph {event.number}: {len(event.graph.nodes)} ops in {event.seconds:.2f} s"
+    return f"{graph}: {text} ({cause.site.describe()}{was})"
 
 
 def cut(reason: str, line: str) -> None:
     """Notes a cut that something other than ``mark_step`` forced."""
-    cuts[reason, line] += 1
+    cuts.setdefault((reason, line), Tally()).count += 1
+    if logs.is_on("cut"):
+        logs.note("cut", "cut by %s at %s", reason, line)
+
+
+def waited(reason: str, line: str, seconds: float, *, after_cut: bool) -> None:
+    """Notes how long the device was waited for at a line.
+
+    Args:
+        reason: what reads, as given to `cut`.
+        after_cut: whether it had to cut first, which `cut` has noted.
+    """
+    if after_cut and (reason, line) in cuts:
+        cuts[reason, line].seconds += seconds
+    else:
+        reads.setdefault((reason, line), Tally()).add(seconds)
+    if logs.is_on("cut"):
+        logs.note("cut", "%s at %s waited %.1f ms", reason, line, 1e3 * seconds)
+
+
+def fell_back(op: str, line: str, seconds: float) -> None:
+    """Notes that an op ran on the CPU for want of a lowering."""
+    fallbacks.setdefault((op, line), Tally()).add(seconds)
+    if logs.is_on("fallback"):
+        logs.note("fallback", "%s ran on the CPU at %s, %.1f ms", op, line, 1e3 * seconds)
 
 
 def promoted(op: str, argument: str, line: str) -> None:
     """Notes that a number became an input because it was seen to change."""
     promotions[op, argument, line] += 1
+    if logs.is_on("promote"):
+        logs.note("promote", "argument %r of %s is an input from now on, because it changed, at %s", argument, op, line)
 
 
 def not_replayed(function: str, problem: str) -> None:
     """Notes that a function given to `lazytpu.compile` keeps being recorded."""
     unreplayed[function, problem] += 1
-    _log_level()
-    log.warning("%s is recorded in every call: %s", function, problem)
+    logs.note("compile", "%s is recorded in every call: %s", function, problem, level=logs.LEVELS["warning"])
 
 
-def _log_level() -> None:
-    if not log.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("lazytpu: %(message)s"))
-        log.addHandler(handler)
-        log.propagate = False
-    log.setLevel(_LEVELS[config.log])
+def recorded_again(function: str, change: str) -> None:
+    """Notes that a function given to `lazytpu.compile` is recorded anew, because of a change around it."""
+    rerecorded[function, change] += 1
+    if logs.is_on("compile"):
+        logs.note("compile", "%s is recorded again: %s", function, change)
 
 
 def reset() -> None:
     """Forgets everything noted (compilations keep counting)."""
     compilations.clear()
-    cuts.clear()
-    promotions.clear()
-    unreplayed.clear()
+    for noted in (cuts, reads, fallbacks, promotions, unreplayed, rerecorded):
+        noted.clear()
 
 
 metrics.on_reset(reset)
+metrics.use_op_counts(op_counts)

@@ -23,7 +23,8 @@ class SettingsTable(SphinxDirective):
             facts = nodes.paragraph("", "default ", nodes.literal("", repr(spec.default)))
             facts += [nodes.Text(", variable "), nodes.literal("", f"LAZYTPU_{spec.name.upper()}")]
             for i, choice in enumerate(spec.metadata["choices"]):
-                facts += [nodes.Text(", one of " if i == 0 else " "), nodes.literal("", repr(choice))]
+                several = "any, with commas, of" if spec.metadata["several"] else "one of"
+                facts += [nodes.Text(f", {several} " if i == 0 else " "), nodes.literal("", repr(choice))]
             meaning = nodes.paragraph("", _sentence(spec.metadata["doc"]))
             made += nodes.definition_list_item("", term, nodes.definition("", meaning, facts))
         return [made]

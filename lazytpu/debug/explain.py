@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lazytpu import events, metrics
+from collections.abc import Mapping
+
+from lazytpu import events
+from lazytpu.events import Tally
 
 
 def explain() -> str:
@@ -15,9 +18,9 @@ def explain() -> str:
         >>> print(lazytpu.explain())  # doctest: +SKIP
         compiled 2 graphs
           1  57 ops, 0.61 s: the first graph
-             at train.py:20  CNN.c1
+             at   train.py:20  CNN.c1
     """
-    lines = _compilations() + _promotions() + _unreplayed() + _cuts() + _fallbacks()
+    lines = _compilations() + _promotions() + _unreplayed() + _cuts() + _reads() + _fallbacks()
     return "\n".join(lines) or "nothing was compiled"
 
 
@@ -25,15 +28,11 @@ def _compilations() -> list[str]:
     if not events.compilations:
         return []
     n = len(events.compilations)
-    lines = [f"compiled {n} graph{'s' if n > 1 else ''}"]
+    loaded = sum(event.loaded for event in events.compilations)
+    earlier = f", {loaded} of them in an earlier process" if loaded else ""
+    lines = [f"compiled {n} graph{'s' if n > 1 else ''}{earlier}"]
     for event in events.compilations:
-        cause = event.cause
-        lines.append(f"  {event.number}  {len(event.graph.nodes)} ops, {event.seconds:.2f} s: {cause.text}")
-        lines.append(f"     at {cause.site.describe()}")
-        if cause.other.file and cause.other != cause.site:
-            lines.append(f"     was {cause.other.describe()}")
-        if cause.remedy:
-            lines.append(f"     do {cause.remedy}")
+        lines += [f"  {line}" for line in events.lines_of(event)]
     return lines
 
 
@@ -44,14 +43,27 @@ def _promotions() -> list[str]:
 
 def _unreplayed() -> list[str]:
     rows = [f"  {function}: {problem}" for function, problem in events.unreplayed]
-    return ["compiled functions that are recorded in every call", *rows] if rows else []
+    lines = ["compiled functions that are recorded in every call", *rows] if rows else []
+    rows = [f"  {n} x {function}: {change}" for (function, change), n in events.rerecorded.most_common()]
+    return lines + (["compiled functions that were recorded again", *rows] if rows else [])
 
 
 def _cuts() -> list[str]:
-    rows = [f"  {n} x {reason} at {line}" for (reason, line), n in events.cuts.most_common()]
-    return ["cuts forced by reading a tensor", *rows] if rows else []
+    rows = _rows(events.cuts, "the device was waited for")
+    return ["cuts forced in the middle of a step", *rows] if rows else []
+
+
+def _reads() -> list[str]:
+    rows = _rows(events.reads, "the device was waited for")
+    return ["reads of what had been started already", *rows] if rows else []
 
 
 def _fallbacks() -> list[str]:
-    rows = [f"  {n} x {op}" for op, n in metrics.fallbacks().items()]
+    rows = _rows(events.fallbacks, "on the CPU for")
     return ["ops that ran on the CPU for want of a lowering", *rows] if rows else []
+
+
+def _rows(tallies: Mapping[tuple[str, str], Tally], took: str) -> list[str]:
+    """``3 x item at train.py:12, the device was waited for 4.2 ms``, the longest first."""
+    ordered = sorted(tallies.items(), key=lambda entry: -entry[1].seconds)
+    return [f"  {t.count} x {what} at {line}, {took} {1e3 * t.seconds:.1f} ms" for (what, line), t in ordered]

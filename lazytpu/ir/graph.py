@@ -6,6 +6,7 @@ What you read is what is compiled: the printer, the hash and the lowering all wo
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,8 +23,11 @@ class Graph:
         nodes: in the order they were recorded.
         inputs: the input values in use, in order of first use.
         outputs: the live values.
-        donated: positions in ``inputs`` whose buffers the outputs may take over.
+        donated: positions in ``inputs`` whose buffers the outputs may take over, those of one type in the order of the
+            outputs that do.
         counts: lengths of the arrays of floats, ints and complex numbers.
+        checked: whether the last result is the report of positions out of range (lowering/bounds.py).
+        uniform: (start, stop) of floats that hold one and the same number, see `lazytpu.ir.uniform`.
     """
 
     nodes: tuple[Node, ...]
@@ -31,6 +35,8 @@ class Graph:
     outputs: tuple[Value, ...]
     donated: tuple[int, ...]
     counts: tuple[int, int, int]
+    checked: bool = False
+    uniform: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def names(self) -> dict[Value, str]:
@@ -74,13 +80,17 @@ class Graph:
         assert len(set(self.donated)) == len(self.donated) and all(0 <= d < len(self.inputs) for d in self.donated)
 
 
-def graph_of(last: Node, outputs: tuple[Value, ...], donated: tuple[Value, ...] = ()) -> Graph:
+def graph_of(
+    last: Node, outputs: tuple[Value, ...], donated: tuple[Value, ...] = (), checked: Iterable[Node] = ()
+) -> Graph:
     """The graph that ends at node ``last`` and computes ``outputs``.
 
     Args:
         donated: input values whose buffers may be taken over.
+        checked: nodes whose positions the graph reports on; they are kept whether or not outputs need them.
     """
-    needed = {v.node for v in outputs if v.node is not None}
+    roots = {*checked}
+    needed = {v.node for v in outputs if v.node is not None} | roots
     kept: list[Node] = []
     inputs: dict[Value, None] = {v: None for v in outputs if v.node is None}
     for node in reversed(last.path()):
@@ -94,8 +104,14 @@ def graph_of(last: Node, outputs: tuple[Value, ...], donated: tuple[Value, ...] 
                 else:
                     needed.add(x.node)
     used = tuple(sorted(inputs, key=lambda v: v.index))
+    positions = {v: i for i, v in enumerate(used)}
     return Graph(
-        tuple(reversed(kept)), used, outputs, tuple(i for i, v in enumerate(used) if v in donated), last.counts
+        tuple(reversed(kept)),
+        used,
+        outputs,
+        tuple([positions[v] for v in donated if v in positions]),
+        last.counts,
+        bool(roots),
     )
 
 

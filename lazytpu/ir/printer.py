@@ -35,7 +35,9 @@ def graph_text(graph: Graph, *, sites: bool = True) -> str:
             line = f"{line:<{SITE_COLUMN}} # {node.site.describe()}"
         lines.append(line)
     donated = f"  donate {', '.join(names[graph.inputs[d]] for d in graph.donated)}\n" if graph.donated else ""
-    return "\n".join(lines) + f"\n  return {', '.join(names[v] for v in graph.outputs)}\n{donated}}}"
+    checked = "  check bounds\n" if graph.checked else ""
+    checked += "".join(f"  all of %s{start} to %s{stop - 1} are %s{start}\n" for start, stop in graph.uniform)
+    return "\n".join(lines) + f"\n  return {', '.join(names[v] for v in graph.outputs)}\n{donated}{checked}}}"
 
 
 def node_text(node: Node, names: dict[Value, str]) -> str:

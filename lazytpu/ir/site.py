@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import threading
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 
 import torch
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = os.sep + "site-packages" + os.sep  # may lie inside the folder of the standard library
 _CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
 
 # Sites of forward ops by autograd sequence number, so that a backward op finds the line it came from.
 _MAX_FORWARD_SITES = 65536
 _forward_sites: OrderedDict[int, Site] = OrderedDict()
 _names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+_MAX_STACKS = 4096
+_stacks: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +32,19 @@ class Site:
     """A place in the user's program.
 
     Attributes:
-        file, line: the innermost frame outside torch and lazytpu; empty when there is none.
+        file, line: the innermost frame of the user, see `is_user_file`; empty when there is none.
         module: class of the outermost ``nn.Module`` being called and the path inside it: ``CNN.c1``.
         backward: the op belongs to the gradient of the op at this place.
+        stack: (file, line) of all the frames of the user, the innermost first.
+        training: the ``training`` flags of the outermost and the innermost module being called; None without one.
     """
 
     file: str = ""
     line: int = 0
     module: str = ""
     backward: bool = False
+    stack: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
+    training: tuple[bool, bool] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
@@ -48,6 +57,13 @@ class Site:
 UNKNOWN = Site()
 
 
+def is_user_file(name: str) -> bool:
+    """Whether a frame's file is the user's: not of torch, lazytpu or the standard library, and not made up."""
+    if name.startswith((_OURS, _TORCH, "<")):
+        return False
+    return not name.startswith(_STDLIB) or _PACKAGES in name
+
+
 def here() -> Site:
     """The site of the op that is being recorded."""
     node = torch._C._current_autograd_node()
@@ -57,13 +73,13 @@ def here() -> Site:
         except AttributeError:  # nodes of Python autograd functions
             forward = None
         if forward is not None:
-            return Site(forward.file, forward.line, forward.module, True)
+            return replace(forward, backward=True)
     site = _of_frames(sys._getframe(1))
     if not site.file and threading.current_thread() is not threading.main_thread():
         main = sys._current_frames().get(threading.main_thread().ident or 0)
         if main is not None:
             found = _of_frames(main)
-            return Site(found.file, found.line, found.module, node is not None)
+            return replace(found, backward=node is not None)
     if node is None and torch.is_grad_enabled():
         _forward_sites[torch.autograd._get_sequence_nr() - 1] = site
         if len(_forward_sites) > _MAX_FORWARD_SITES:
@@ -76,22 +92,32 @@ def line_here() -> Site:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_OURS, _TORCH, "<")):
+        if is_user_file(name):
             return Site(name, frame.f_lineno)
         frame = frame.f_back
     return UNKNOWN
 
 
 def _of_frames(frame: FrameType | None) -> Site:
-    file, line, modules = "", 0, []
+    lines, modules = [], []
     while frame is not None:
         code = frame.f_code
         if code is _CALL_CODE:
             modules.append(frame.f_locals["self"])
-        elif not file and not code.co_filename.startswith((_OURS, _TORCH, "<")):
-            file, line = code.co_filename, frame.f_lineno
+        elif is_user_file(code.co_filename):
+            lines.append((code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    return Site(file, line, _module_path(modules[::-1]))
+    file, line = lines[0] if lines else ("", 0)
+    training = (modules[-1].training, modules[0].training) if modules else None
+    return Site(file, line, _module_path(modules[::-1]), False, _interned(lines), training)
+
+
+def _interned(lines: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """The one tuple of these lines: most ops of a step are called from few places."""
+    if len(_stacks) >= _MAX_STACKS:
+        _stacks.clear()
+    stack = tuple(lines)
+    return _stacks.setdefault(stack, stack)
 
 
 def _module_path(modules: list[torch.nn.Module]) -> str:

@@ -86,7 +86,7 @@ class Node:
 
     def __init__(self, parent: Node | None) -> None:
         self.parent = parent
-        self.children: dict[Any, Node] = {}
+        self.children: dict[Any, Node] = {} if parent is None else type(parent.children)()
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.counts: tuple[int, int, int] = (0, 0, 0) if parent is None else parent.counts
         self.executables: dict[Any, Any] = {}
@@ -116,6 +116,19 @@ class Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+
+class Unfound(dict[Any, Node]):
+    """The children of a node in a tree that remembers nothing: every op is a miss (see `Trace.remember`)."""
+
+    def __getitem__(self, key: Any) -> Node:
+        raise KeyError(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return default
+
+    def __setitem__(self, key: Any, node: Node) -> None:
+        pass
 
 
 def operands(node: Node) -> list[Any]:
@@ -149,6 +162,7 @@ class Trace:
         pending: storages that were written in this step, in order of first write.
         nodes: how many nodes the tree holds.
         parted: (node, its new child) where this step left the known paths.
+        forgetful: nothing recorded is found again, see `remember`.
         shadow: after a number was promoted, the node of the path left there that corresponds to the cursor.
     """
 
@@ -157,6 +171,7 @@ class Trace:
         "complexes",
         "cursor",
         "floats",
+        "forgetful",
         "input_values",
         "inputs",
         "ints",
@@ -174,6 +189,7 @@ class Trace:
         self.root = self.cursor = Node(None)
         self.step = self.recorded_step = 1
         self.closed = False
+        self.forgetful = False
         self.inputs: list[tuple[Any, Any, bool]] = []
         self.floats: list[float] = []
         self.ints: list[int] = []
@@ -242,10 +258,23 @@ class Trace:
             dropped += node.children.values()
             node.children = {}
         self.root = Node(None)
+        if self.forgetful:
+            self.root.children = Unfound()
         self.input_values = {}
         self.nodes = 0
         if self.cursor.depth == 0:
             self.cursor = self.root
+
+
+    def remember(self, on: bool) -> None:
+        """Whether what is recorded is found again.
+
+        Off, each op is recorded anew wherever it stands, with its own line, and `record.watchers` are told of it: for
+        debugging.  The hot paths look their ops up as ever and do not find them, so this costs nothing while it is on.
+        Called where nothing is pending.
+        """
+        self.forgetful = not on
+        self.forget_paths()
 
 
 trace = Trace()

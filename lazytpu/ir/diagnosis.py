@@ -1,0 +1,140 @@
+"""Finds why a graph has to be compiled: where its path parts from the known ones, or how it ends otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lazytpu.ir.cause import Cause, Surroundings
+from lazytpu.ir.parting import parted
+from lazytpu.ir.site import Site
+from lazytpu.ir.tree import Node, Trace, Value
+
+
+def cause_of(trace: Trace, key: Any, around: Surroundings) -> Cause:
+    """The cause for compiling the path that ends at the cursor for ``key`` (outputs, donated inputs, checks).
+
+    Called before the executable is stored.
+    """
+    if trace.parted is None:
+        return _other_results(trace.cursor, key, around)
+    parent, node = trace.parted
+    siblings = [n for n in parent.children.values() if n is not node]
+    if siblings:
+        cause, other = parted(node, siblings, around)
+        return replace(cause, known=_graph_through(other, around))
+    if parent.parent is None:
+        text = "the first graph" + (" since the trace tree was dropped (max_tree_nodes)" if around.compiled else "")
+        return Cause("first", text, node.site)
+    return Cause(
+        "longer",
+        f"the graph goes on with {node.op.name} where it was cut before, after op {parent.depth}",
+        node.site,
+        parent.site,
+        remedy="cut at the same place in every step (lazytpu.mark_step() once a step)",
+        known=_graph_through(parent, around),
+    )
+
+
+def _graph_through(node: Node, around: Surroundings) -> int:
+    """The number of the newest compiled graph whose path leads through a node."""
+    while True:
+        for reference, _ in reversed(node.executables.values()):
+            executable = reference()
+            if executable is not None:
+                return around.number_of(executable)
+        if not node.children:
+            return 0
+        node = next(reversed(node.children.values()))
+
+
+def _other_results(cursor: Node, key: Any, around: Surroundings) -> Cause:
+    """The cause for a path that is known to its end."""
+    outputs, donated, *checks = key
+    known = list(cursor.executables)
+    if not known:
+        return _other_end(cursor, around)
+    if key in cursor.executables:
+        return _gone_or_other_settings(cursor, cursor.executables[key][0](), around)
+    number = _graph_through(cursor, around)
+    if any(old[:2] == (outputs, donated) for old in known):
+        was, now = (False, True) if checks else (True, False)
+        return _setting({"check_bounds": (was, now)}, cursor.site, number)
+    known = [old for old in known if old[2:] == tuple(checks)] or known
+    for old_outputs, old_donated, *_ in known:
+        if old_outputs == outputs:
+            return _donation(donated, old_donated, cursor, around, number)
+    old = set(min(known, key=lambda k: len(set(k[0]) ^ set(outputs)))[0])
+    return _live(outputs, old, cursor, around, number)
+
+
+def _other_end(cursor: Node, around: Surroundings) -> Cause:
+    if not cursor.children:
+        text = (
+            f"the ops up to op {cursor.depth} were recorded before, but never compiled: nothing was held, or it failed"
+        )
+        return Cause("unfinished", text, cursor.site)
+    following = next(reversed(cursor.children.values()))
+    return Cause(
+        "shorter",
+        f"the graph ends after op {cursor.depth} {cursor.op.name}, where it went on with {following.op.name} before",
+        cursor.site,
+        following.site,
+        remedy="cut at the same place in every step (lazytpu.mark_step() once a step)",
+        known=_graph_through(cursor, around),
+    )
+
+
+def _gone_or_other_settings(cursor: Node, executable: Any, around: Surroundings) -> Cause:
+    if executable is None:
+        return Cause(
+            "forgotten",
+            "the graph was compiled before and forgotten since",
+            cursor.site,
+            remedy="raise lazytpu.config.max_executables, or compile fewer different graphs",
+        )
+    settings = around.settings or {}
+    changed = {n: (executable.settings[n], v) for n, v in settings.items() if executable.settings[n] != v}
+    return _setting(changed, cursor.site, around.number_of(executable))
+
+
+def _setting(changed: dict[str, tuple[Any, Any]], site: Site, known: int) -> Cause:
+    texts = [f"lazytpu.config.{name} was {old!r} and is {new!r}" for name, (old, new) in changed.items()]
+    return Cause("setting", ", ".join(texts), site, remedy="nothing: the graph is kept for each setting", known=known)
+
+
+def _donation(donated: Any, old: Any, cursor: Node, around: Surroundings, known: int) -> Cause:
+    if not around.donate:
+        return _setting({"donate": (True, False)}, cursor.site, known)
+    more, fewer = [v for v in donated if v not in old], [v for v in old if v not in donated]
+    value = (more or fewer)[0]
+    verb = "may be overwritten now" if more else "may not be overwritten any more: something else holds it"
+    names = ", ".join(f"%p{v.index}" for v in [*more, *fewer])
+    return Cause(
+        "donation",
+        f"other inputs may be overwritten ({names}): input %p{value.index}, {value.layout!r}, {verb}",
+        cursor.site,
+        given=around.describe(value),
+        remedy="share its memory (copy_, to_jax, dlpack) in every step or in none",
+        known=known,
+    )
+
+
+def _live(outputs: tuple[Value, ...], old: set[Value], cursor: Node, around: Surroundings, known: int) -> Cause:
+    more = [v for v in outputs if v not in old]
+    fewer = [v for v in old if v not in set(outputs)]
+    value = (more or fewer)[0]
+    verb = "is held at the cut now" if more else "is no longer held at the cut"
+    name = value.node.op.name if value.node is not None else "an input"
+    held = around.describe(value) if more else ""
+    count = len(more) + len(fewer)
+    rest = f" (and {count - 1} more)" if count > 1 else ""
+    return Cause(
+        "live",
+        f"the result of {name}, {value.layout!r}, {verb}{rest}",
+        value.node.site if value.node is not None else cursor.site,
+        cursor.site,
+        f"held by {held}" if held else "",
+        "what is kept from a step is computed; keep the same tensors in every step",
+        known,
+    )

@@ -1,0 +1,74 @@
+"""What made Python take another way, from the lines that two ops came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lazytpu.ir import source
+from lazytpu.ir.site import Site
+
+_KEPT = "nothing, if there are few ways: each is kept; where data decides, torch.where puts both into one graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """What made the difference, in words, what to do about it, and whether a statement was found."""
+
+    text: str
+    remedy: str
+    found: bool = False
+
+
+def mode_switch(new: Site, old: Site) -> str:
+    """``Net was in train mode and is in eval mode`` where a module was switched; else empty."""
+    if new.training is None or old.training is None or not new.module:
+        return ""
+    outer = new.module.partition(".")[0]
+    if outer == old.module.partition(".")[0] and new.training[0] != old.training[0]:
+        return _switched(outer, new.training[0])
+    if new.module == old.module and new.training[1] != old.training[1]:
+        return _switched(new.module, new.training[1])
+    return ""
+
+
+def _switched(module: str, training: bool) -> str:
+    modes = ("eval", "train")
+    return f"{module} was in {modes[not training]} mode and is in {modes[training]} mode"
+
+
+def what_parted(new: Site, old: Site) -> Fork:
+    """The statement that sent two runs different ways.
+
+    It is looked for between the two lines themselves, and then on the outermost lines at which their stacks differ.
+    """
+    at, was = _first_difference(new, old)
+    if at is None or was is None:
+        return Fork("Python took another way", _KEPT)
+    branch = _branch(new.stack[0], old.stack[0]) or _branch(at, was)
+    if branch is not None:
+        where = f"`{branch.text}` at {source.place(branch.file, branch.line)}"
+        if not branch.loop:
+            return Fork(f"{where} took another way", _KEPT, True)
+        ending = "ran longer" if branch.inside else "ended sooner"
+        return Fork(f"the loop {where} {ending}", "give the loop the same number of turns in every step, or pad", True)
+    if at == was and ".step(" in source.line_text(*at):
+        return Fork(
+            f"{source.place(*at)} took another way inside torch: an optimizer makes its state in its first step",
+            "nothing in a second step: all later ones are like it",
+        )
+    if at == was:
+        return Fork(f"{source.place(*at)} took another way inside the call", _KEPT)
+    return Fork(f"Python took another way, to {source.place(*at)} instead of {source.place(*was)}", _KEPT)
+
+
+def _branch(at: tuple[str, int], was: tuple[str, int]) -> source.Branch | None:
+    return source.branch_between(at[0], at[1], was[1]) if at[0] == was[0] else None
+
+
+def _first_difference(new: Site, old: Site) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
+    """The outermost frames at which two stacks differ; the innermost of both where they do not."""
+    for at, was in zip(reversed(new.stack), reversed(old.stack), strict=False):
+        if at != was:
+            return at, was
+    shorter = min(new.stack, old.stack, key=len)
+    return (shorter[0], shorter[0]) if shorter else (None, None)

@@ -1,0 +1,218 @@
+"""Where a path parts from a known one: an argument that differs, or Python's control flow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lazytpu.ir import fork
+from lazytpu.ir.cause import Cause, Surroundings
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.tree import Node, Value
+from lazytpu.schema import ABSENT
+
+_MAX_SHOWN = 4
+
+
+def parted(node: Node, siblings: list[Node], around: Surroundings) -> tuple[Cause, Node]:
+    """The cause for a node that the tree did not have, and the node on a known path that it was compared with.
+
+    Args:
+        siblings: the other children of its parent; there is at least one.
+    """
+    same_op = [s for s in siblings if s.op is node.op]
+    # the line it came from says more than how much differs; of several, the most recent
+    other = min(reversed(same_op or siblings), key=lambda s: (s.site != node.site, len(_differences(node, s))))
+    cause = _of_arguments(node, other, siblings, around) if same_op else None
+    if cause is None or node.site != other.site and cause.kind != "mode":
+        cause = _of_control_flow(node, other)
+    return cause, other
+
+
+def _of_arguments(node: Node, other: Node, siblings: list[Node], around: Surroundings) -> Cause | None:
+    """The cause in the arguments of an op that both paths have here."""
+    for position, new, old in _differences(node, other):
+        found = _difference(node, other, position, new, old, siblings, around)
+        if found is not None:
+            return found
+    return None
+
+
+def _of_control_flow(node: Node, other: Node) -> Cause:
+    """The cause where the ops of the two paths come from other places, or are others."""
+    switched = fork.mode_switch(node.site, other.site) or _dropout_switch(node, other)
+    if switched:
+        return Cause(
+            "mode",
+            f"op {node.depth}, {_instead(node, other)}: {switched}",
+            node.site,
+            other.site,
+            remedy="nothing: one graph for train() and one for eval() are kept",
+        )
+    way = fork.what_parted(node.site, other.site)
+    if node.depth == 1 and not way.found:
+        return Cause("start", f"a graph that begins with {node.op.name}", node.site, other.site)
+    text = f"op {node.depth}, {_instead(node, other)}: {way.text}"
+    return Cause("branch", text, node.site, other.site, remedy=way.remedy)
+
+
+def _dropout_switch(node: Node, other: Node) -> str:
+    """Dropout records nothing in eval mode, so another module's op stands in its place."""
+    new, old = "dropout" in node.op.name, "dropout" in other.op.name
+    if new == old:
+        return ""
+    where = (node if new else other).site.module
+    return f"dropout{' of ' if where else ''}{where} is {'on' if new else 'off'} now"
+
+
+def _instead(node: Node, other: Node) -> str:
+    return node.op.name if node.op is other.op else f"{node.op.name} instead of {other.op.name}"
+
+
+def _differences(a: Node, b: Node) -> list[tuple[int, Any, Any]]:
+    if a.op is not b.op:
+        return []
+    return [(i, x, y) for i, (x, y) in enumerate(zip(a.key[1:], b.key[1:], strict=True)) if x is not y and x != y]
+
+
+def _difference(
+    node: Node, other: Node, position: int, new: Any, old: Any, siblings: list[Node], around: Surroundings
+) -> Cause | None:
+    name = node.op.arguments[position].name
+    where = f"op {node.depth} {node.op.name}, argument {name!r}"
+    if isinstance(new, tuple) and isinstance(old, tuple):
+        for x, y in zip(new, old, strict=False):
+            if isinstance(x, Value) and isinstance(y, Value) and x is not y:
+                new, old = x, y
+                break
+    if isinstance(new, Value) and isinstance(old, Value):
+        return _other_value(node, other, where, new, old, _input_types(siblings, node, position, new), around)
+    if isinstance(new, type) and not isinstance(old, (type, Value)):
+        return Cause(
+            "promoted",
+            f"{where}: was the constant {_shown(old)}, changed, and is an input from now on ({new.__name__})",
+            node.site,
+            other.site,
+            remedy="nothing: other values of it compile nothing any more",
+        )
+    if isinstance(new, type) or isinstance(old, type):
+        return Cause(
+            "number",
+            f"{where}: was {_kind(old)} and is {_kind(new)}",
+            node.site,
+            other.site,
+            remedy="give it the same kind in every step: 1.0, not 1",
+        )
+    if name in ("train", "training") and isinstance(new, bool):
+        return Cause(
+            "mode",
+            f"{where}: was {old} and is {new}: the module or the call went from {_mode(old)} to {_mode(new)} mode",
+            node.site,
+            other.site,
+            remedy="nothing: one graph for train() and one for eval() are kept",
+        )
+    seen = list(dict.fromkeys(_shown(n.key[position + 1]) for n in [*siblings, node] if n.op is node.op))
+    return Cause(
+        "attribute",
+        f"{where}: was {_shown(old)} and is {_shown(new)}, which is part of the program",
+        node.site,
+        other.site,
+        _seen(len(seen), "value", seen),
+        "keep it the same, or expect one graph for each value: it decides shapes or selects the formula",
+    )
+
+
+def _mode(training: Any) -> str:
+    return "train" if training else "eval"
+
+
+def _input_types(siblings: list[Node], node: Node, position: int, value: Value) -> list[Layout]:
+    """The types that input number ``value.index`` was seen with at this op, in order."""
+    found: dict[Layout, None] = {}
+    for n in [*siblings, node]:
+        if n.op is node.op:
+            key = n.key[position + 1]
+            for x in key if isinstance(key, tuple) else (key,):
+                if isinstance(x, Value) and x.node is None and x.index == value.index:
+                    found[x.layout] = None
+    return list(found)
+
+
+def _other_value(
+    node: Node, other: Node, where: str, new: Value, old: Value, seen: list[Layout], around: Surroundings
+) -> Cause:
+    described = around.describe(new)
+    if new.node is None and old.node is None and new.index == old.index:
+        changed = _change(new.layout, old.layout)
+        return Cause(
+            "input",
+            f"{where}: input %p{new.index} was {old.layout.describe()} and is {new.layout.describe()}: {changed}",
+            node.site,
+            other.site,
+            "; ".join(filter(None, (described, _seen(len(seen), "type", [lay.describe() for lay in seen])))),
+            _remedy_for_input(changed, described),
+        )
+    return Cause(
+        "operand",
+        f"{where}: was {_named(old)} and is {_named(new)}",
+        node.site,
+        other.site,
+        described,
+        "use the same tensors in every step; make one that is only there from the second step on before the first",
+    )
+
+
+def _named(value: Value) -> str:
+    if value.node is None:
+        return f"an input, {value.layout!r}"
+    return f"the result of op {value.node.depth} {value.node.op.name}, {value.layout!r} ({value.node.site})"
+
+
+def _change(new: Layout, old: Layout) -> str:
+    if new.dtype != old.dtype:
+        return "its dtype changed"
+    if len(new.size) != len(old.size):
+        return f"it has {len(new.size)} dimensions, it had {len(old.size)}"
+    dims = [i for i, (a, b) in enumerate(zip(new.size, old.size, strict=True)) if a != b]
+    if not dims:
+        return "its memory layout changed"
+    return f"its dimension {dims[0]} changed" if len(dims) == 1 else f"its dimensions {_listed(dims)} changed"
+
+
+def _listed(items: Sequence[Any]) -> str:
+    return " and ".join(filter(None, (", ".join(map(str, items[:-1])), str(items[-1]))))
+
+
+def _remedy_for_input(changed: str, described: str) -> str:
+    if "dtype" in changed:
+        return "convert it to one dtype before the step"
+    if "layout" in changed:
+        return "give it one memory layout before the step, with contiguous()"
+    if described.startswith(("parameter", "buffer", "state")):
+        return "nothing, if it was replaced on purpose; else assign to it in place (copy_)"
+    if changed == "its dimension 0 changed":
+        return "keep the shapes of batches the same: drop_last=True, or pad the last batch"
+    return "pad it to one of a few sizes, and leave the padding out of the result"
+
+
+def _seen(n: int, what: str, shown: Sequence[str]) -> str:
+    if n < 2:
+        return ""
+    latest = ", ".join(shown[-_MAX_SHOWN:])
+    return f"{what} {n} of {n} seen here: {'..., ' if n > _MAX_SHOWN else ''}{latest}"
+
+
+def _kind(x: Any) -> str:
+    if isinstance(x, type):
+        return f"a Python {x.__name__}"
+    return f"a tensor, {x.layout!r}" if isinstance(x, Value) else _shown(x)
+
+
+def _shown(x: Any) -> str:
+    if x is ABSENT:
+        return "not given"
+    if isinstance(x, Value):
+        return repr(x.layout)
+    if isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], type):
+        return repr(x[1])
+    return repr(list(x)) if isinstance(x, tuple) else repr(x)

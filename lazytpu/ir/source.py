@@ -1,0 +1,169 @@
+"""Reading the user's source to say which statement made two runs go different ways.  Asked on a miss only."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+_Loop = (ast.For, ast.AsyncFor, ast.While)
+_Choice = (ast.If, ast.Match, ast.Try, *_Loop)
+MAX_TEXT = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A statement of which two lines are in different parts.
+
+    Attributes:
+        file, line, text: where it begins and its first line, without the indentation.
+        loop: whether it is a loop.
+        inside: whether the first of the two lines is inside it.
+    """
+
+    file: str
+    line: int
+    text: str
+    loop: bool
+    inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A ``for`` loop around a line: its line, the names it assigns, and the names and text of what it iterates over."""
+
+    line: int
+    targets: frozenset[str]
+    sources: tuple[str, ...]
+    over: str
+
+
+def line_text(file: str, line: int) -> str:
+    """A line of a file without indentation and comment, shortened; empty where the source is not at hand."""
+    text = linecache.getline(file, line).strip()
+    return _short(text.partition("  #")[0].rstrip())
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
+
+
+def branch_between(file: str, line: int, other: int) -> Branch | None:
+    """The outermost statement of which two lines of one function are in different parts: what made the difference.
+
+    For one and the same line it is that line, where it holds a conditional expression.
+    """
+    tree = _tree(file)
+    if tree is None:
+        return None
+    if line == other:
+        return _conditional_on(tree, file, line)
+    around = _function_around(tree, line)
+    if around is not _function_around(tree, other):
+        return None
+    for node in _statements(around):
+        if isinstance(node, _Choice) and not _is_loop_of_steps(node):
+            parts = _part_of(node, line), _part_of(node, other)
+            if parts[0] != parts[1] and (-1 not in parts or _leads_to(around, node, line if parts[0] < 0 else other)):
+                return Branch(file, node.lineno, line_text(file, node.lineno), isinstance(node, _Loop), parts[0] == 0)
+    return None
+
+
+def loops_around(file: str, line: int) -> list[Loop]:
+    """The ``for`` loops that a line is in, the innermost first."""
+    tree = _tree(file)
+    if tree is None:
+        return []
+    found = []
+    for node in _statements(tree):
+        if isinstance(node, (ast.For, ast.AsyncFor)) and node.lineno <= line <= (node.end_lineno or 0):
+            targets = frozenset(n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))
+            sources = tuple(n for n in map(_dotted, ast.walk(node.iter)) if n)
+            found.append(Loop(node.lineno, targets, sources, _short(ast.unparse(node.iter))))
+    return found[::-1]
+
+
+def place(file: str, line: int) -> str:
+    """``train.py:12``."""
+    return f"{os.path.basename(file)}:{line}"
+
+
+def _dotted(node: ast.AST) -> str:
+    """``self.loader`` for that expression; empty for other things than names and their attributes."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value)
+        return f"{base}.{node.attr}" if base else ""
+    return ""
+
+
+@lru_cache(maxsize=32)
+def _parsed(file: str, lines: tuple[str, ...]) -> ast.Module | None:
+    try:
+        return ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _tree(file: str) -> ast.Module | None:
+    lines = linecache.getlines(file)
+    return _parsed(file, tuple(lines)) if lines else None
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements below a node, the outer ones before those in them."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        yield from _statements(child)
+
+
+def _function_around(tree: ast.Module, line: int) -> ast.AST:
+    found: ast.AST = tree
+    for node in _statements(tree):
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if is_function and node.lineno <= line <= (node.end_lineno or 0):
+            found = node
+    return found
+
+
+def _part_of(node: ast.stmt, line: int) -> int:
+    """Which part of a statement a line is in: 0 for the body, others for its other parts, -1 where it is outside."""
+    if not node.lineno <= line <= (node.end_lineno or 0):
+        return -1
+    parts = [getattr(node, "body", []), *[h.body for h in getattr(node, "handlers", [])], getattr(node, "orelse", [])]
+    if isinstance(node, ast.Match):
+        parts = [[], *[case.body for case in node.cases]]
+    for i, part in enumerate(parts):
+        if part and part[0].lineno <= line <= (part[-1].end_lineno or 0):
+            return i
+    return -1  # the condition itself, which is evaluated either way
+
+
+def _is_loop_of_steps(node: ast.stmt) -> bool:
+    """Whether each turn of a loop is a step of its own: how often it turns changes no graph."""
+    if not isinstance(node, _Loop):
+        return False
+    text = ast.unparse(node)
+    return any(end in text for end in ("mark_step(", ".sync(", "DeviceLoader("))
+
+
+def _leads_to(around: ast.AST, node: ast.stmt, line: int) -> bool:
+    """Whether a line outside a statement comes after it: further down, or in the next turn of a loop around both."""
+    if line > (node.end_lineno or 0):
+        return True
+    loops = [s for s in _statements(around) if isinstance(s, _Loop) and s is not node]
+    return any(s.lineno <= min(line, node.lineno) and max(line, node.lineno) <= (s.end_lineno or 0) for s in loops)
+
+
+def _conditional_on(tree: ast.Module, file: str, line: int) -> Branch | None:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.IfExp, ast.BoolOp)) and node.lineno <= line <= (node.end_lineno or 0):
+            return Branch(file, node.lineno, line_text(file, node.lineno), False, True)
+        if isinstance(node, ast.If) and node.lineno == line == node.body[0].lineno:
+            return Branch(file, line, line_text(file, line), False, True)
+    return None

@@ -1,0 +1,179 @@
+"""What a step cost, and the tables of `lazytpu.metrics.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class Step(NamedTuple):
+    """What one step cost.  Times are in seconds, sizes in bytes.
+
+    The times from ``python_s`` to ``transferring_s`` add up to ``total_s``, except that what a `DeviceLoader`'s
+    thread transfers meanwhile is in ``background_s``.  The device runs beside all of them.
+
+    Attributes:
+        number: counts from 1.
+        ended: when the step ended, in seconds since 1970.
+        total_s: from the end of the step before to the end of this one.
+        python_s: Python and torch, and recording where it is not measured apart.
+        recording_s: lazytpu's kernels, estimated (pace.py), and inferring the types of new ops; None unless
+            ``lazytpu.config.metrics`` is on.
+        cutting_s: finding what is live and storing results.
+        lowering_s, compiling_s: our rules and jax's tracing; XLA.
+        loading_s: reading and writing the cache of compiled graphs on disk.
+        dispatching_s: starting compiled graphs.
+        waiting_s: for the device, when something was read.
+        transferring_s: copying to and from the device.
+        background_s: transfers on the threads of `DeviceLoader`.
+        running_s: the device at work, from timed runs; None unless ``lazytpu.config.metrics`` is on.
+        ops: recorded.
+        cuts, compiles, cache_hits, executions: graphs ended, compiled, found compiled, and started.
+        donations: buffers whose memory went to results; ``donated_bytes`` is their size.
+        fallbacks: ops that ran on the CPU.
+        transfers_in, bytes_in, transfers_out, bytes_out: copies to and from the device.
+    """
+
+    number: int
+    ended: float
+    total_s: float
+    python_s: float
+    recording_s: float | None
+    cutting_s: float
+    lowering_s: float
+    compiling_s: float
+    loading_s: float
+    dispatching_s: float
+    waiting_s: float
+    transferring_s: float
+    background_s: float
+    running_s: float | None
+    ops: int
+    cuts: int
+    compiles: int
+    cache_hits: int
+    executions: int
+    donations: int
+    donated_bytes: int
+    fallbacks: int
+    transfers_in: int
+    bytes_in: int
+    transfers_out: int
+    bytes_out: int
+
+
+SHOWN_STEPS = 5
+_WIDTH = 100
+
+_TIMES = {
+    "Python and torch": "python_s",
+    "recording": "recording_s",
+    "cutting": "cutting_s",
+    "lowering": "lowering_s",
+    "XLA": "compiling_s",
+    "disk cache": "loading_s",
+    "starting": "dispatching_s",
+    "waiting": "waiting_s",
+    "transfers": "transferring_s",
+    "step": "total_s",
+    "device running": "running_s",
+    "loader's transfers": "background_s",
+}
+_COUNTS = {
+    "ops": "ops",
+    "graphs run": "executions",
+    "cuts": "cuts",
+    "compiles": "compiles",
+    "fallbacks": "fallbacks",
+    "buffers donated": "donations",
+}
+_SIZES = {"donated": "donated_bytes", "bytes in": "bytes_in", "bytes out": "bytes_out"}
+
+
+def tables(
+    steps: Sequence[Step],
+    counters: Mapping[str, int],
+    timers: Mapping[str, tuple[int, float]],
+    fallbacks: Mapping[str, int],
+) -> list[Table]:
+    """The tables of the report (``rich`` renderables), for a terminal of any width."""
+    found = [_of_steps(steps)] if steps else []
+    found.append(_table("counter", ("count",), [(name, f"{n:,}") for name, n in counters.items()]))
+    rows = [(name, f"{n:,}", f"{total:.3f}", f"{1e3 * total / n:.3f}") for name, (n, total) in timers.items()]
+    found.append(_table("timer", ("count", "seconds", "ms each"), rows))
+    if fallbacks:
+        found.append(_table("fallback to the CPU", ("count",), [(name, f"{n:,}") for name, n in fallbacks.items()]))
+    return found
+
+
+def text_of(found: Sequence[Table]) -> str:
+    """Tables as plain text."""
+    from rich.console import Console
+
+    out = StringIO()
+    console = Console(file=out, width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    for table in found:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().lstrip("\n").splitlines())
+
+
+def _of_steps(steps: Sequence[Step]) -> Table:
+    """A column for each of the last steps, and one for the mean of those that compiled nothing."""
+    shown = list(steps[-SHOWN_STEPS:])
+    steady = [s for s in steps if not _made_graphs(s)] or list(steps)
+    heads = ["mean*", "share", *[f"step {s.number}" for s in shown]]
+    table = _table("ms", heads, [])
+    total = _mean(steady, "total_s") or 1.0
+    for name, field in _TIMES.items():
+        mean = _mean(steady, field)
+        share = "-" if mean is None else f"{100 * mean / total:.0f} %"
+        row = [_milliseconds(mean), share, *[_milliseconds(getattr(s, field)) for s in shown]]
+        table.add_row(name, *row, end_section=field in ("transferring_s", "background_s"))
+    for name, field in _COUNTS.items():
+        table.add_row(name, f"{_mean(steady, field):,.4g}", "", *[f"{getattr(s, field):,}" for s in shown])
+    for name, field in _SIZES.items():
+        table.add_row(name, _bytes(_mean(steady, field) or 0), "", *[_bytes(getattr(s, field)) for s in shown])
+    kept = f"of the last {len(steps)} steps"
+    table.caption = (
+        f"* {kept}, all of which compiled" if _made_graphs(steady[0]) else f"* of those {kept} that compiled nothing"
+    )
+    return table
+
+
+def _made_graphs(step: Step) -> bool:
+    """Whether a step compiled a graph or loaded one from disk."""
+    return step.compiles > 0 or step.loading_s > 0
+
+
+def _mean(steps: Sequence[Step], field: str) -> float | None:
+    values = [getattr(s, field) for s in steps if getattr(s, field) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.2f}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _table(first: str, heads: Sequence[str], rows: Sequence[Any]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), title_justify="left", caption_justify="left")
+    table.add_column(first, no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

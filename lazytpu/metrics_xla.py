@@ -1,0 +1,134 @@
+"""The format of torch_xla's metrics report, with our measurements under its names.
+
+What torch_xla measures and we do not is left out.  The format is that of torch_xla's ``MetricFnTime`` and
+``MetricFnBytes``: times from days to microseconds, sizes in powers of 1024.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+MAX_SAMPLES = 1024  # as torch_xla keeps
+PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
+
+METRICS = {
+    "CompileTime": "compile",
+    "ExecuteTime": "run",
+    "TransferFromDeviceTime": "transfer_out",
+    "TransferToDeviceTime": "transfer_in",
+    "LowerTime": "lower",
+    "DispatchTime": "dispatch",
+    "WaitTime": "wait",
+    "CutTime": "cut",
+}
+"""Name in the report to the timer it shows; the last four are ours alone."""
+
+SIZES = {"InboundData": "transfer_out", "OutboundData": "transfer_in"}
+"""Name in the report to the transfer whose bytes it shows, from the host's point of view."""
+
+COUNTERS = {
+    "UncachedCompile": "compile",
+    "CachedCompile": "cache_hit",
+    "MarkStep": "step",
+    "ExecuteGraph": "execute",
+    "DonatedBuffers": "donated",
+}
+"""Name in the report to the counter it shows; the last two are ours alone."""
+
+
+class Series:
+    """Measurements: how many, their sum, and the last `MAX_SAMPLES` of them with when they were made."""
+
+    __slots__ = ("count", "samples", "total")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def add(self, value: float) -> None:
+        """Adds a measurement."""
+        self.count += 1
+        self.total += value
+        self.samples.append((time.perf_counter(), value))
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self.count, self.total = 0, 0.0
+        self.samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+
+
+def report(
+    timers: Mapping[str, Series],
+    sizes: Mapping[str, Series],
+    counters: Mapping[str, int],
+    fallbacks: Mapping[str, int],
+    ops: Mapping[str, int],
+) -> str:
+    """The report as text.
+
+    Args:
+        timers, sizes: in seconds and bytes, under our names.
+        counters: under our names.
+        fallbacks, ops: aten names (``aten.add.Tensor``) to how often they ran on the CPU and on the device.
+    """
+    lines: list[str] = []
+    shown = dict(METRICS)
+    if not timers.get("run", Series()).count:  # not sampled: what is known is how long starting takes
+        shown["ExecuteTime"] = shown.pop("DispatchTime")
+    found: list[tuple[str, Series, Callable[[float], str]]] = []
+    found += [(name, timers[ours], time_text) for name, ours in shown.items() if ours in timers]
+    found += [(name, sizes[ours], size_text) for name, ours in SIZES.items() if ours in sizes]
+    for name, series, write in sorted(found, key=lambda entry: entry[0]):
+        if series.count:
+            lines += _metric(name, series, write)
+    for name, value in sorted(_counters(counters, fallbacks, ops)):
+        lines += [f"Counter: {name}", f"  Value: {value}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _counters(
+    counters: Mapping[str, int], fallbacks: Mapping[str, int], ops: Mapping[str, int]
+) -> Iterator[tuple[str, int]]:
+    yield from ((name, counters[ours]) for name, ours in COUNTERS.items() if counters.get(ours))
+    for prefix, given in (("aten", fallbacks), ("xla", ops)):
+        merged: dict[str, int] = {}
+        for op, n in given.items():
+            name = f"{prefix}::{op.split('.')[1] if '.' in op else op}"  # overloads count as one, as there
+            merged[name] = merged.get(name, 0) + n
+        yield from merged.items()
+
+
+def _metric(name: str, series: Series, write: Callable[[float], str]) -> list[str]:
+    samples = list(series.samples)
+    values = sorted(value for _, value in samples)
+    lines = [f"Metric: {name}", f"  TotalSamples: {series.count}", f"  Accumulator: {write(series.total)}"]
+    span = samples[-1][0] - samples[0][0]
+    if span > 0:
+        lines.append(f"  ValueRate: {write(sum(values) / span)} / second")
+        lines.append(f"  Rate: {len(values) / span:.6g} / second")
+    at = [f"{p}%={write(values[p * len(values) // 100])}" for p in PERCENTILES]
+    lines.append(f"  Percentiles: {'; '.join(at)}")
+    return lines
+
+
+def time_text(seconds: float) -> str:
+    """``02m18s034ms012.345us``: from the largest unit that is needed down to microseconds."""
+    text = ""
+    microseconds = round(seconds * 1e6, 3)
+    for unit, size, width in (("d", 86400e6, 2), ("h", 3600e6, 2), ("m", 60e6, 2), ("s", 1e6, 2), ("ms", 1e3, 3)):
+        whole = math.floor(microseconds / size)
+        if whole or text:
+            text += f"{whole:0{width}d}{unit}"
+            microseconds -= whole * size
+    return f"{text}{microseconds:07.3f}us"
+
+
+def size_text(size: float) -> str:
+    """``1.23MB``, in powers of 1024."""
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if size < 1024:
+            return f"{size:.2f}{unit}"
+        size /= 1024
+    return f"{size:.2f}PB"
