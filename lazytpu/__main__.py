@@ -1,0 +1,5 @@
+"""``python -m lazytpu``: see `lazytpu.cli`."""
+
+from lazytpu.cli.app import main
+
+main()

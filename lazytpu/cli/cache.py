@@ -1,0 +1,38 @@
+"""``cache``: what the disk cache holds, and emptying it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from lazytpu import cache
+
+app = typer.Typer(help="Show or empty the disk cache of compiled programs.", no_args_is_help=True)
+
+
+@app.command()
+def info(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """Show where the disk cache is and how much it holds."""
+    found = cache.info()
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=1))
+        return
+    typer.echo(f"folder   {found.folder or '-'}")
+    typer.echo(f"enabled  {'yes' if found.enabled else 'no (lazytpu.config.disk_cache)'}")
+    typer.echo(f"holds    {found.files} programs, {found.bytes / 2**20:.1f} of {found.limit_bytes / 2**20:.0f} MiB")
+    if found.problem:
+        typer.echo(f"not used because {found.problem}")
+
+
+@app.command()
+def clear() -> None:
+    """Delete every program in the disk cache."""
+    try:
+        deleted = cache.clear()
+    except (OSError, RuntimeError) as error:
+        typer.echo(f"the disk cache cannot be emptied: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"deleted {deleted} program{'' if deleted == 1 else 's'}")

@@ -1,0 +1,172 @@
+"""``run``: a script on the device, as ``python SCRIPT`` would run it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import lazytpu
+from lazytpu.cli import layers
+from lazytpu.debug.passes import FLAGS
+from lazytpu.ir.tree import trace
+
+# Options end at the script's name; what follows is the script's own.
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+
+
+@dataclass
+class Script:
+    """What to run.
+
+    Attributes:
+        target: a file, a folder or zip with ``__main__.py``, or the name of a module.
+        arguments: the script's own.
+        is_module: whether ``target`` is a module's name.
+        explain: whether to print `lazytpu.explain` at the end.
+        profile: folder for a profile, empty for none.
+        layers: compatibility layers to install first.
+    """
+
+    target: str
+    arguments: list[str]
+    is_module: bool = False
+    explain: bool = False
+    profile: str = ""
+    layers: list[layers.Layer] = field(default_factory=list)
+
+    def execute(self) -> int:
+        """Runs the script as ``__main__``; returns an exit code unless the script raises."""
+        if not self.is_module and not os.path.exists(self.target):
+            print(f"{sys.executable}: can't open file {self.target!r}: no such file", file=sys.stderr)
+            return 2
+        layers.install(self.layers)
+        sys.argv = [self.target, *self.arguments]
+        _hide_own_frames()
+        ended: SystemExit | None = None
+        with _profiled(self.profile) if self.profile else nullcontext():
+            try:
+                try:
+                    self._run()
+                except SystemExit as end:
+                    if end.code:
+                        raise
+                    ended = end
+                if trace.cursor.depth:  # what the script left pending
+                    lazytpu.mark_step()
+            finally:
+                if self.explain:
+                    print(lazytpu.explain(), file=sys.stderr)
+            lazytpu.wait()
+        if ended is not None:
+            raise ended
+        return 0
+
+    def _run(self) -> None:
+        if self.is_module:
+            runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+        elif os.path.isfile(self.target) and not self.target.endswith((".zip", ".pyz", ".pyc")):
+            _run_file(self.target)
+        else:
+            runpy.run_path(self.target, run_name="__main__")
+
+
+chosen: Script | None = None
+
+
+def run(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file, or a module's name with `-m`.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments and options.")
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
+    dump: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the IR, StableHLO and HLO of every graph there.")
+    ] = None,
+    passes: Annotated[
+        bool, typer.Option("--passes", help="With --dump: also XLA's HLO after each of its passes (large).")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say at the end why each graph was compiled and what forced each cut.")
+    ] = False,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a profile for TensorBoard, XProf or Perfetto there.")
+    ] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what each step cost there, one JSON object a line.")
+    ] = None,
+    compat: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PACKAGE", help=f"Stand in for PACKAGE ({', '.join(layers.LAYERS)}); found by itself from imports."
+        ),
+    ] = None,
+) -> None:
+    """Run a script on the device, as `python SCRIPT ARGS` would.
+
+    The step that is pending when the script ends is run, too. Options of lazytpu stand before SCRIPT, those of the
+    script after it. A script that imports `torch_xla`, `torch_mlu` or `torch_tpu` gets lazytpu's stand-in for it.
+    """
+    global chosen
+    unknown = sorted(set(compat or ()) - layers.LAYERS.keys())
+    if unknown:
+        raise typer.BadParameter(f"no layer for {', '.join(unknown)}", param_hint="--compat")
+    needed = [layers.LAYERS[name] for name in compat or ()]
+    needed = layers.available(needed or (layers.layers_of(Path(script)) if not module else []))
+    layers.rename_device(needed)
+    if dump is not None:
+        lazytpu.config.dump = str(dump)
+    if passes:
+        _dump_passes(dump)
+    if metrics is not None:
+        lazytpu.config.metrics_file = str(metrics)
+    chosen = Script(script, arguments or [], module, explain, str(profile or ""), needed)
+
+
+def _dump_passes(dump: Path | None) -> None:
+    """Makes XLA write its own dump; it reads its flags when the first program is compiled."""
+    if dump is None:
+        raise typer.BadParameter("needs --dump", param_hint="--passes")
+    flags = FLAGS.format(folder=(dump / "passes").absolute())
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+
+
+def _run_file(path: str) -> None:
+    """Runs a file in a new ``__main__``, which stays, as threads and exit handlers may still need it."""
+    full = os.path.abspath(path)
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=full, __builtins__=__builtins__, __cached__=None)
+    sys.modules["__main__"] = main
+    code = compile(Path(path).read_bytes(), full, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+@contextmanager
+def _profiled(folder: str) -> Iterator[None]:
+    with importlib.import_module("lazytpu.profiler").trace(folder):
+        yield
+
+
+def _hide_own_frames() -> None:
+    """Makes uncaught exceptions begin at the script's frame, as with ``python SCRIPT``."""
+    shown = sys.excepthook
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+    def show(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> Any:
+        rest = frames
+        while rest is not None and rest.tb_frame.f_code.co_filename.startswith((ours, "<frozen runpy>")):
+            rest = rest.tb_next
+        return shown(kind, error.with_traceback(rest), rest)
+
+    sys.excepthook = show

@@ -1,0 +1,179 @@
+"""What the commands print: tables of a dump, for a terminal of any width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lazytpu.debug.folder import Dump, DumpedGraph
+from lazytpu.debug.passes import START, Pass
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_LANGUAGES = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".diff": "diff",
+    ".mlir": "llvm",
+    ".py": "python",
+    ".svg": "xml",
+    ".txt": "llvm",
+}
+
+
+def amount(number: float) -> str:
+    """``1.23 M``: three digits and a prefix."""
+    for unit in ("", " K", " M", " G", " T", " P"):
+        if abs(number) < 1000:
+            return f"{number:.0f}" if not unit else f"{number:.3g}{unit}" if number < 999.5 else f"{number:.0f}{unit}"
+        number /= 1000
+    return f"{number:.3g} E"
+
+
+def size(number: float) -> str:
+    """``1.23 MB``."""
+    text = amount(number)
+    return f"{text}B" if " " in text else f"{text} B"
+
+
+def console() -> Console:
+    """Where to print; wide enough to keep columns apart when it is no terminal."""
+    from rich.console import Console
+
+    made = Console(highlight=False)
+    return made if made.is_terminal else Console(highlight=False, width=120)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", left: int = 1) -> Table:
+    """A table whose first ``left`` columns are text and the others numbers."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    for i, head in enumerate(heads):
+        if i < left:
+            made.add_column(head, overflow="fold")
+        else:
+            made.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def show_dump(dump: Dump) -> None:
+    """The list of graphs, and what forced cuts."""
+    out = console()
+    about = dump.manifest
+    versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
+    out.print(f"[bold]{dump.folder}[/]  {len(dump.graphs)} graphs on {about.get('device', '?')}, {versions}")
+    rows = []
+    for graph in dump.graphs:
+        m, timed = graph.manifest, dump.compiles.get(graph.name, {})
+        seconds = f"{timed['lower_s'] + timed['compile_s']:.2f}" if timed else "-"
+        why = f"{m['cause']['text']}\n[dim]at {m['cause']['at']}[/]"
+        counts = [str(m["ops"]), amount(m.get("flops", 0)), size(m.get("bytes", 0)), seconds]
+        rows.append([str(m["number"]), why, *counts])
+    out.print(table(["graph", "compiled because", "ops", "FLOPs", "bytes", "compile s"], rows, left=2))
+    _show_tallies(out, dump)
+
+
+def _show_tallies(out: Console, dump: Dump) -> None:
+    names = {"cuts": "cuts that were forced", "fallbacks": "ops that ran on the CPU"}
+    for kind, title in names.items():
+        rows = [
+            [row["what"], row["line"], str(row["count"]), f"{1e3 * row['seconds']:.1f}"]
+            for row in dump.summary.get(kind, ())
+        ]
+        if rows:
+            out.print(table([title, "line", "count", "ms"], rows, left=2))
+
+
+def show_graph(dump: Dump, graph: DumpedGraph, top: int) -> None:
+    """One graph: why it was compiled, what it costs, its memory and what is missing of it."""
+    out = console()
+    m = graph.manifest
+    out.print(f"[bold]{graph.name}[/]  {m['ops']} ops, {m['inputs']} inputs, {m['outputs']} outputs")
+    out.print(graph.text("cause.txt").rstrip(), markup=False)
+    cost = graph.table("cost.json")
+    heads = ["count", "FLOPs", "%", "bytes"]
+    for key, head in (("by_op", "op"), ("by_module", "module")):
+        rows = [_cost_row(row[head] or "(no module)", row, cost["flops"]) for row in cost.get(key, ())[:top]]
+        more = len(cost.get(key, ())) - len(rows)
+        out.print(table([f"{head}{f' ({more} more)' if more > 0 else ''}", *heads], rows))
+    ops = sorted(graph.table("graph.json").get("ops", ()), key=lambda op: -op["flops"])[:top]
+    rows = [
+        [f"{op['name']} {op['op']}", _place(op), amount(op["flops"]), _share(op["flops"], cost.get("flops", 0)),
+         size(op["bytes"])] for op in ops if op["flops"]
+    ]  # fmt: skip
+    out.print(table(["costliest ops", "line and module", "FLOPs", "%", "bytes"], rows, left=2))
+    memory = graph.table("memory.json")
+    rows = [[name.removesuffix("_bytes"), size(n)] for name, n in memory.items() if name.endswith("_bytes")]
+    out.print(table(["memory", "bytes"], rows))
+    if "xla" in cost and cost["xla"]:
+        out.print(f"XLA counts {amount(cost['xla'].get('flops', 0))} FLOPs (the body of a loop once)")
+    for file, reason in m.get("missing", {}).items():
+        out.print(f"[dim]no {file}: {reason}[/]")
+
+
+def _cost_row(name: str, row: dict[str, Any], total: int) -> list[str]:
+    return [name, str(row["count"]), amount(row["flops"]), _share(row["flops"], total), size(row["bytes"])]
+
+
+def _share(part: float, total: float) -> str:
+    return f"{100 * part / total:.1f}" if total else "-"
+
+
+def _place(op: dict[str, Any]) -> str:
+    words = [f"{Path(op['file']).name}:{op['line']}" if op["file"] else "?", op["module"]]
+    return "  ".join(filter(None, words)) + (" (backward)" if op["backward"] else "")
+
+
+def show_diff(old: DumpedGraph, new: DumpedGraph, text: str) -> None:
+    """How two graphs differ: sums, ops and the text."""
+    from rich.syntax import Syntax
+
+    out = console()
+    rows = []
+    for field in ("ops", "inputs", "outputs", "flops", "bytes"):
+        a, b = old.manifest.get(field, 0), new.manifest.get(field, 0)
+        rows.append([field, amount(a), amount(b), f"{'+' if b >= a else '-'}{amount(abs(b - a))}"])
+    counts = [{row["op"]: row["count"] for row in g.table("cost.json").get("by_op", ())} for g in (old, new)]
+    for op in sorted(counts[0].keys() | counts[1].keys()):
+        a, b = (c.get(op, 0) for c in counts)
+        if a != b:
+            rows.append([op, str(a), str(b), f"{b - a:+}"])
+    out.print(table(["", f"graph {old.number}", f"graph {new.number}", "difference"], rows))
+    if text:
+        out.print(Syntax(text, "diff", background_color="default", word_wrap=True))
+    else:
+        out.print("the ops are the same")
+
+
+def show_passes(graph: DumpedGraph, found: Sequence[Pass]) -> None:
+    """The passes that changed a program."""
+    shown = [p for i, p in enumerate(found) if i == 0 or p.name != START]
+    rows = [[p.name, p.pipeline, str(p.before), str(p.after), f"{p.after - p.before:+}"] for p in shown]
+    heads = ["pass", "pipeline", "before", "after", "change"]
+    console().print(table(heads, rows, f"{graph.name}: instructions of HLO", left=2))
+
+
+def show_file(path: Path) -> None:
+    """A file with colours."""
+    from rich.syntax import Syntax
+
+    language = (
+        "diff" if path.name == "diff.txt" else _LANGUAGES.get(path.suffix, "llvm" if path.suffix == ".txt" else "")
+    )
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError:
+        console().print(f"{path} is not text")
+        return
+    out = console()
+    if out.is_terminal:
+        out.print(Syntax(text, language, background_color="default", word_wrap=False))
+    else:
+        print(text, end="")

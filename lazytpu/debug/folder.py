@@ -1,0 +1,142 @@
+"""Reads what `lazytpu.debug.dump` wrote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+
+
+class NotADump(ValueError):
+    """The path holds no dump."""
+
+
+@dataclass
+class DumpedGraph:
+    """One graph of a dump."""
+
+    folder: Path
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """What ``manifest.json`` says."""
+        return read_json(self.folder / MANIFEST)
+
+    @property
+    def name(self) -> str:
+        """``graph-001-<hash>``."""
+        return self.folder.name
+
+    @property
+    def number(self) -> int:
+        """Of the compilation, from 1."""
+        return int(self.manifest["number"])
+
+    def text(self, file: str) -> str:
+        """A file; empty where the dump lacks it."""
+        path = self.folder / file
+        return path.read_text() if path.is_file() else ""
+
+    def table(self, file: str) -> dict[str, Any]:
+        """A file of JSON; empty where the dump lacks it."""
+        path = self.folder / file
+        return read_json(path) if path.is_file() else {}
+
+
+@dataclass
+class Dump:
+    """A dump of a run."""
+
+    folder: Path
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """What ``manifest.json`` says."""
+        return read_json(self.folder / MANIFEST)
+
+    @cached_property
+    def graphs(self) -> list[DumpedGraph]:
+        """In the order they were compiled."""
+        return [DumpedGraph(self.folder / name) for name in self.manifest["graphs"]]
+
+    def graph(self, number: int) -> DumpedGraph:
+        """The graph of that number.
+
+        Raises:
+            NotADump: there is none.
+        """
+        for graph in self.graphs:
+            if graph.number == number:
+                return graph
+        numbers = ", ".join(str(g.number) for g in self.graphs)
+        raise NotADump(f"{self.folder} has no graph {number}; it has {numbers or 'none'}")
+
+    @cached_property
+    def compiles(self) -> dict[str, dict[str, Any]]:
+        """Graph to the seconds its compilation took."""
+        return {line["graph"]: line for line in read_lines(self.folder / "times" / "compiles.jsonl")}
+
+    @cached_property
+    def steps(self) -> list[dict[str, Any]]:
+        """What each step cost."""
+        return read_lines(self.folder / "times" / "steps.jsonl")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Cuts, reads and fallbacks with their lines; empty where the run was killed."""
+        path = self.folder / "times" / "summary.json"
+        return read_json(path) if path.is_file() else {}
+
+    def sources(self) -> dict[str, str]:
+        """Path of a file of the program to its text when it ran."""
+        copies = self.manifest.get("sources", {})
+        return {path: (self.folder / copy).read_text() for path, copy in copies.items()}
+
+
+def open_dump(path: Path) -> Dump:
+    """The dump in a folder.
+
+    Raises:
+        NotADump: there is none, with what to do.
+    """
+    if not (path / MANIFEST).is_file() or "graphs" not in read_json(path / MANIFEST):
+        what = "does not exist" if not path.exists() else "is not a dump"
+        raise NotADump(f"{path} {what}; `python -m lazytpu run --dump {path} SCRIPT` writes one")
+    return Dump(path)
+
+
+def open_graph(path: Path) -> DumpedGraph | None:
+    """The graph in a folder, or None where there is none."""
+    if (path / MANIFEST).is_file() and "number" in read_json(path / MANIFEST):
+        return DumpedGraph(path)
+    return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        NotADump: it is none.
+    """
+    try:
+        made = json.loads(path.read_text())
+    except ValueError as error:
+        raise NotADump(f"{path} is not JSON: {error}") from None
+    if not isinstance(made, dict):
+        raise NotADump(f"{path} holds no JSON object")
+    return made
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """JSON objects, one a line; a last line that was cut off is left out."""
+    found = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found

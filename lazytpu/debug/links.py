@@ -1,0 +1,240 @@
+"""From a line of StableHLO or HLO back to the op of the IR that it came from.
+
+While graphs are dumped the scope of each op carries its position (``Net/head/aten.addmm%12``, see
+`lowering.lower.scope_name`), and XLA keeps the scopes as ``op_name``.  What XLA adds on its own without a name (copies,
+parameters of fusions, tuples) belongs to what it is made of, or else to what uses it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
+
+from lazytpu.debug.hlo import Computation, Instruction, Module
+from lazytpu.ir.graph import Graph
+from lazytpu.ir.printer import node_text, number_name
+from lazytpu.lowering.lower import scope_name
+
+_T = TypeVar("_T")
+_POSITION = re.compile(r"%(\d+)(?=[/;]|$)")
+_LOCATION = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
+_LOCATION_USE = re.compile(r" ?loc\((#loc\d*|\"(?:[^\"\\]|\\.)*\"|unknown)\)")
+_FUNCTION = re.compile(r"^\s*func\.func \w+ @([\w.$\-]+)\(")
+_CALL = re.compile(r"\bcall @([\w.$\-]+)\(")
+_RESULT = re.compile(r"\s*(%[\w$]+)(?::\d+)? = ")
+_NAME = re.compile(r"%[\w$]+")
+
+# What is shared by more ops (a zero that a thousand ops begin with, a function that all of them call) is said to be of
+# the first ones: lists of all would make a file of many times the size of the program.
+MAX_OPS = 16
+_PARAMETER = re.compile(r"^(given|kept)\[(\d+)\]|^(floats|ints|complexes)\b")
+
+
+class Names:
+    """Finds the ops that an ``op_name`` speaks of."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._scopes: dict[str, list[int]] = {}
+        for position, node in enumerate(graph.nodes):
+            self._scopes.setdefault(scope_name(node), []).append(position)
+        self._count = len(graph.nodes)
+        donated = set(graph.donated)
+        names = [graph.names[v] for v in graph.inputs]
+        self._given = [names[i] for i in graph.donated]
+        self._kept = [name for i, name in enumerate(names) if i not in donated]
+        self._packs: dict[str, list[str]] = {"floats": [], "ints": [], "complexes": []}
+        for number in graph.numbers:
+            pack = {"f": "floats", "i": "ints", "c": "complexes"}[number.kind]
+            self._packs[pack].append(number_name(number))
+
+    def ops(self, op_name: str) -> list[int]:
+        """Positions of the ops; none for a name that is not of ours."""
+        found: dict[int, None] = {}
+        for name in op_name.split(";"):
+            match = _POSITION.search(name)
+            if match and int(match[1]) < self._count:
+                found[int(match[1])] = None
+            elif not match:
+                found |= dict.fromkeys(self._by_scope(name))
+        return list(found)
+
+    def _by_scope(self, name: str) -> list[int]:
+        """For an executable that was compiled without positions: the ops of this module path and name."""
+        parts = name.split("/")[1:]
+        for end in range(len(parts), 0, -1):
+            found = self._scopes.get("/".join(parts[:end]))
+            if found:
+                return found[:MAX_OPS]
+        return []
+
+    def inputs(self, op_name: str) -> list[str]:
+        """Names of the inputs or numbers that a parameter of the entry holds."""
+        match = _PARAMETER.match(op_name)
+        if not match:
+            return []
+        if match[3]:
+            return self._packs[match[3]]
+        names = self._given if match[1] == "given" else self._kept
+        return names[int(match[2]) : int(match[2]) + 1]
+
+
+@dataclass(slots=True)
+class Origin:
+    """Where an instruction comes from.
+
+    Attributes:
+        ops: positions of ops of the IR.
+        inputs: names of inputs of the IR, for a parameter of the entry.
+        how: ``metadata``, ``call`` (from what applies the computation), ``operand`` or ``user`` (from its
+            neighbours), ``input``, ``result`` (the tuple of all results) or ``unknown``.
+    """
+
+    ops: list[int] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    how: str = "unknown"
+
+
+def origins(module: Module, names: Names) -> dict[int, Origin]:
+    """Line of each instruction to its origin."""
+    found: dict[int, Origin] = {}
+    done: set[str] = set()
+
+    def visit(computation: Computation) -> None:
+        if computation.name in done:
+            return
+        done.add(computation.name)
+        callers = module.callers.get(computation.name, [])
+        for caller, _ in callers:
+            visit(caller)
+        above = _first(op for _, i in callers for op in found.get(i.line, Origin()).ops)
+        for instruction in computation.instructions:
+            found[instruction.line] = _named(instruction, names, above, computation.entry)
+        _neighbours(computation, found)
+        if above:
+            for instruction in computation.instructions:
+                if found[instruction.line].how == "unknown":
+                    found[instruction.line] = Origin(above, how="call")
+
+    for computation in reversed(module.computations.values()):
+        visit(computation)
+    return found
+
+
+def _named(instruction: Instruction, names: Names, above: list[int], entry: bool) -> Origin:
+    if entry and instruction.opcode == "parameter":
+        return Origin(inputs=names.inputs(instruction.op_name), how="input")
+    if entry and instruction.root and instruction.opcode == "tuple":
+        return Origin(how="result")
+    ops = names.ops(instruction.op_name) if instruction.op_name else []
+    if ops:
+        return Origin(ops, how="metadata")
+    inputs = names.inputs(instruction.op_name) if instruction.op_name else []
+    if inputs:  # a copy of an input that took over its name
+        return Origin(inputs=inputs, how="input")
+    return Origin(above, how="call") if instruction.op_name and above else Origin()
+
+
+def _neighbours(computation: Computation, found: dict[int, Origin]) -> None:
+    """Gives what has no name the origin of its operands, going down, or of its users, going up."""
+    by_name = {i.name: i for i in computation.instructions}
+    for instruction in computation.instructions:
+        if found[instruction.line].how == "unknown":
+            near = [found[by_name[n].line] for n in instruction.operands if n in by_name]
+            _take(instruction, near, "operand", found)
+    users: dict[str, list[Instruction]] = {}
+    for instruction in computation.instructions:
+        for name in instruction.operands:
+            users.setdefault(name, []).append(instruction)
+    for instruction in reversed(computation.instructions):
+        if found[instruction.line].how == "unknown":
+            near = [found[u.line] for u in users.get(instruction.name, ())]
+            _take(instruction, [o for o in near if o.how != "result"], "user", found)
+
+
+def _take(instruction: Instruction, near: list[Origin], how: str, found: dict[int, Origin]) -> None:
+    ops = _first(op for origin in near for op in origin.ops)
+    inputs = [] if ops else _first(name for origin in near for name in origin.inputs)
+    if ops or inputs:
+        found[instruction.line] = Origin(ops, inputs, how)
+
+
+def _first(found: Iterable[_T]) -> list[_T]:
+    """The first `MAX_OPS` that differ."""
+    return list(islice(dict.fromkeys(found), MAX_OPS))
+
+
+def ir_lines(graph: Graph) -> list[list[int]]:
+    """The ops of each line of ``ir.txt``; a body inside an op takes several lines."""
+    lines: list[list[int]] = [[]]
+    for position, node in enumerate(graph.nodes):
+        lines += [[position]] * (node_text(node, graph.names).count("\n") + 1)
+    return lines
+
+
+def without_location(line: str) -> str:
+    """A line of StableHLO for reading."""
+    return _LOCATION_USE.sub("", line)
+
+
+def stablehlo_lines(text: str, names: Names) -> list[list[int]]:
+    """The ops of each line of a StableHLO text with locations."""
+    lines = text.splitlines()
+    locations = {m[1]: m[2] for m in map(_LOCATION.match, lines) if m}
+    found: list[list[int]] = []
+    function, functions = "", []
+    called: dict[str, list[tuple[str, list[int]]]] = {}
+    for line in lines:
+        if line.startswith("#loc"):
+            function = ""
+        start = _FUNCTION.match(line)
+        function = start[1] if start else function
+        functions.append(function)
+        uses = _LOCATION_USE.findall(line)
+        ops = names.ops(_name_of(uses[-1], locations)) if uses and not start else []
+        found.append(ops)
+        for callee in _CALL.findall(line):
+            called.setdefault(callee, []).append((function, ops))
+    _give_constants(lines, found)
+    inherited = {name: _callers_ops(name, called) for name in called}
+    return [ops or inherited.get(f, []) for ops, f in zip(found, functions, strict=True)]
+
+
+def _give_constants(lines: list[str], found: list[list[int]]) -> None:
+    """Constants, which have no name of ours, belong to what uses them first."""
+    first_use: dict[str, list[int]] = {}
+    for position in range(len(lines) - 1, -1, -1):
+        line = lines[position]
+        made = _RESULT.match(line)
+        if made and not found[position] and "stablehlo.constant" in line:
+            found[position] = first_use.get(made[1], [])
+        if made:
+            first_use.pop(made[1], None)
+        for name in _NAME.findall(line[made.end() :] if made else line) if found[position] else ():
+            first_use[name] = found[position]
+
+
+def _callers_ops(name: str, called: dict[str, list[tuple[str, list[int]]]]) -> list[int]:
+    ops: dict[int, None] = {}
+    waiting, seen = [name], {name}
+    while waiting and len(ops) < MAX_OPS:
+        for caller, own in called.get(waiting.pop(), ()):
+            ops |= dict.fromkeys(own)
+            if not own and caller not in seen:
+                seen.add(caller)
+                waiting.append(caller)
+    return list(ops)[:MAX_OPS]
+
+
+def _name_of(use: str, locations: dict[str, str]) -> str:
+    """The op_name of a location: the first string on the way from it."""
+    for _ in range(20):
+        if use.startswith('"'):
+            return use[1 : use.index('"', 1)]
+        inner = re.search(r"#loc\d*", use)
+        if inner is None or (use == inner[0] and use not in locations):
+            return ""
+        use = locations.get(inner[0], "")
+    return ""
