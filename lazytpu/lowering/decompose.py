@@ -24,11 +24,24 @@ def decomposition_of(op: torch._ops.OpOverload) -> Any:
     return found
 
 
+def decompositions() -> dict[torch._ops.OpOverload, Any]:
+    """The table of decompositions in use: each op without a rule that torch can write in other ops, to the function.
+
+    A copy: changing it changes nothing.  ``torch.compile`` graphs, recorded graphs and exported ones are lowered by
+    the same rules and, where there is none, by this table.
+
+    Example:
+        >>> torch.ops.aten.addcdiv.default in lazytpu.lowering.decompositions()
+        False
+    """
+    return {op: function for op, function in Undecomposed().items() if isinstance(op, torch._ops.OpOverload)}
+
+
 def _is_composite(op: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
 
 
-class _Table(dict[Any, Any]):
+class Undecomposed(dict[Any, Any]):
     """Decompositions of every op that has no rule, for make_fx."""
 
     def __init__(self) -> None:
@@ -64,4 +77,6 @@ def trace_decomposition(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> to
             return function(*a, **k)
 
         with torch.no_grad():
-            return make_fx(call, decomposition_table=_Table(), tracing_mode="fake")(*[leaves[i] for i in positions])
+            return make_fx(call, decomposition_table=Undecomposed(), tracing_mode="fake")(
+                *[leaves[i] for i in positions]
+            )

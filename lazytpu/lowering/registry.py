@@ -29,17 +29,23 @@ import torch
 Rule = Callable[..., Any]
 _R = TypeVar("_R", bound=Rule)
 
-_RULES: dict[torch._ops.OpOverload, Rule] = {}
-_DYNAMIC: dict[torch._ops.OpOverload, frozenset[str]] = {}
-_STRIDED: set[torch._ops.OpOverload] = set()
+Target = torch._ops.OpOverload | torch._ops.HigherOrderOperator | str
+
+_RULES: dict[Target, Rule] = {}
+_DYNAMIC: dict[Target, frozenset[str]] = {}
+_STRIDED: set[Target] = set()
 _platform: list[str] = []
 
+listeners: list[Callable[[Any], None]] = []
+"""Called with each op that a rule is registered for; custom_ops.py gives it a kernel then."""
 
-def lowers(*ops: torch._ops.OpOverload, dynamic: str = "", strided: bool = False) -> Callable[[_R], _R]:
+
+def lowers(*ops: Target, dynamic: str = "", strided: bool = False) -> Callable[[_R], _R]:
     """Registers a rule for ``ops``.
 
     Args:
-        ops: the overloads that the rule lowers.
+        ops: the overloads that the rule lowers; by name (``"torchvision.roi_align.default"``) where they belong to a
+            library that need not be there.
         dynamic: names, separated by spaces, of ``float`` and ``int`` arguments that the rule also
             accepts as 0-d arrays (f64, i64).  A number seen to change at such an argument becomes an
             input of the graph instead of a reason to compile again.
@@ -59,6 +65,8 @@ def lowers(*ops: torch._ops.OpOverload, dynamic: str = "", strided: bool = False
                 _DYNAMIC[op] = frozenset(dynamic.split())
             if strided:
                 _STRIDED.add(op)
+            for listener in listeners:
+                listener(op)
         return rule
 
     return register
@@ -72,22 +80,22 @@ def lowers_each(table: dict[torch._ops.OpOverload, Rule]) -> None:
 
 def rule_of(op: torch._ops.OpOverload) -> Rule | None:
     """The rule of an overload, or None."""
-    return _RULES.get(op)
+    return _RULES.get(op) or _RULES.get(str(op))
 
 
 def dynamic_arguments(op: torch._ops.OpOverload) -> Iterable[str]:
     """Names of the numbers of ``op`` that its rule accepts as arrays."""
-    return _DYNAMIC.get(op, ())
+    return _DYNAMIC.get(op) or _DYNAMIC.get(str(op)) or ()
 
 
 def is_strided(op: torch._ops.OpOverload) -> bool:
     """Whether the rule of ``op`` is given ``contiguous``."""
-    return op in _STRIDED
+    return op in _STRIDED or str(op) in _STRIDED
 
 
 def lowered_ops() -> Iterator[torch._ops.OpOverload]:
-    """Every overload that has a rule."""
-    return iter(_RULES)
+    """Every overload that has a rule, but for those known by name only."""
+    return (op for op in _RULES if isinstance(op, torch._ops.OpOverload))
 
 
 @contextmanager

@@ -1,0 +1,63 @@
+"""The backend that Dynamo calls with each graph it captures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from lazytpu.dynamo.compiled import CompiledGraph
+from lazytpu.dynamo.dump import positions_of, weight_names
+
+
+def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """Compiles one graph of a function given to ``torch.compile(function, backend="lazytpu")``.
+
+    AOTAutograd makes the graphs of the forward and the backward pass; each becomes one executable, compiled when it is
+    first called, and again for arguments of other sizes.
+
+    Args:
+        module: what Dynamo captured.
+        example_inputs: the arguments of the first call; on the device, or on the CPU, from where each call moves them.
+        options: ``options={"whole": True}`` of ``torch.compile`` makes a graph that cannot be one program an error;
+            otherwise its ops are recorded one by one, with a warning.
+
+    Raises:
+        TypeError: another option was given.
+    """
+    settings = dict(options.pop("options", None) or {})
+    whole = bool(settings.pop("whole", False))
+    if settings or any(options.values()):
+        raise TypeError(f'backend="lazytpu" has the option "whole" only, got {settings or options}')
+    # torch._dynamo takes a second to import, and is there when this is called
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    names = weight_names(module)
+    compile_aot = aot_autograd(
+        fw_compiler=partial(_compile, "forward", whole, names),
+        bw_compiler=partial(_compile, "backward", whole, names),
+        inference_compiler=partial(_compile, "inference", whole, names),
+        partition_fn=min_cut_rematerialization_partition,  # fewer saved activations: XLA fuses what is computed again
+        keep_inference_input_mutations=True,  # copies to arguments stay in the graph, which can take over their memory
+    )
+    return compile_aot(module, example_inputs)
+
+
+def _compile(
+    kind: str, whole: bool, names: Sequence[str], module: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> CompiledGraph:
+    weights = {} if kind == "backward" else positions_of(module, names)
+    return CompiledGraph(module, kind, _saved(kind), whole, weights)
+
+
+def _saved(kind: str) -> tuple[int, ...]:
+    """Positions of the arguments of a backward graph that nobody sees after it: activations saved for it alone."""
+    context = torch._guards.TracingContext.try_get()
+    if kind != "backward" or context is None or context.fw_metadata is None:
+        return ()
+    saved = tuple(context.fw_metadata.bw_donated_idxs or ())
+    context.fw_metadata.bw_donated_idxs = []  # else torch refuses retain_graph=True, for which we keep them
+    return saved

@@ -1,0 +1,68 @@
+"""What `lazytpu.config.dump` has besides for a graph of torch.compile: FX graph, executable and weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lazytpu import runtime
+from lazytpu.config import config
+from lazytpu.dtypes import short_name
+from lazytpu.events import Compilation
+
+_KEYS = re.compile(r"\['([^']+)'\]")
+_WEIGHTS = re.compile(r"_parameters|_buffers")
+
+
+def weight_names(module: torch.fx.GraphModule) -> list[str]:
+    """For each argument of a graph of Dynamo's the name of the parameter or buffer it is, else an empty string."""
+    names = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        source = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
+        text = source() if callable(source) else str(source)  # a property from torch 2.10 on
+        found = _KEYS.findall(text)
+        found = found[1:] if text.startswith("L[") and len(found) > 1 else found  # the first is a local variable
+        names.append(".".join(found) or str(node.target) if _WEIGHTS.search(text or str(node.target)) else "")
+    return names
+
+
+def positions_of(module: torch.fx.GraphModule, names: Sequence[str]) -> dict[str, int]:
+    """Weights to the positions of the arguments they are in a graph that AOTAutograd made of the one above."""
+    positions = {}
+    for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        index = getattr(node.meta.get("desc"), "idx", position)
+        if index < len(names) and names[index]:
+            positions[names[index]] = position
+    return positions
+
+
+def dump(event: Compilation, module: torch.fx.GraphModule, weights: Mapping[str, int], buffers: Sequence[Any]) -> None:
+    """Writes ``fx.txt``, ``executable.bin`` and ``weights.npz`` beside the files of a compiled graph.
+
+    Args:
+        weights: names to positions among ``buffers``, which are those of the arguments of the first call.
+    """
+    folder = Path(config.dump) / f"graph-{event.number:03d}-{event.graph.key[:8]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "fx.txt").write_text(module.print_readable(print_output=False) + "\n")
+    serialized = event.executable.compiled.runtime_executable().serialize()
+    (folder / "executable.bin").write_bytes(serialized)
+    if weights:
+        arrays: dict[str, Any] = {name: _array(buffers[at]) for name, at in weights.items()}
+        np.savez(folder / "weights.npz", **arrays)
+
+
+def _array(buffer: Any) -> np.ndarray[Any, Any]:
+    """The contents as numpy knows them; bfloat16 and the 8-bit floats, which it does not, as float32."""
+    host = runtime.to_host(buffer)
+    if short_name(host.dtype).startswith(("bf16", "f8")):
+        host = host.float()
+    return host.numpy().copy()
+
+
+__all__ = ["dump", "positions_of", "weight_names"]

@@ -1,0 +1,36 @@
+"""What torch._dynamo is told about the device as soon as it is imported, and not before."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from lazytpu.after_import import after_import
+from lazytpu.tensor import LazyTensor
+
+NAME = "lazytpu"
+
+
+def register(backend: Any) -> None:
+    """Makes Dynamo know the backend by its name, and device tensors as the plain tensors they are.
+
+    It must not look into this package either: kernels run between the graphs of a function that breaks.
+    """
+
+    def add_backend(registry: ModuleType) -> None:
+        if NAME not in registry._BACKENDS:  # else the package's entry point was found, and leads here
+            registry.register_backend(backend, name=NAME)
+
+    after_import("torch._dynamo.backends.registry", add_backend)
+    after_import("torch._dynamo.variables.builder", _plain_tensors)
+    after_import("torch._dynamo.trace_rules", lambda rules: rules.add("lazytpu"))
+
+
+def _plain_tensors(builder: ModuleType) -> None:
+    """Dynamo simulates classes derived from Tensor in Python; this one has nothing to simulate."""
+    theirs = builder.infer_subclass_type
+
+    def infer_subclass_type(value: Any) -> Any:
+        return None if type(value) is LazyTensor else theirs(value)
+
+    builder.infer_subclass_type = infer_subclass_type  # type: ignore[attr-defined]

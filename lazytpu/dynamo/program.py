@@ -1,0 +1,216 @@
+"""A captured graph for arguments that lie in memory in one way: what to run, and what its results become."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from lazytpu import bounds, events, metrics, runtime
+from lazytpu.config import config
+from lazytpu.dynamo.memory import memory_groups
+from lazytpu.fx_graph import Conversion
+from lazytpu.ir.cause import Cause
+from lazytpu.ir.graph import Graph, graph_of
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.site import here
+from lazytpu.ir.tree import Node, Value
+
+Pick = Callable[[list[Any]], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one result of a captured graph is.
+
+    Attributes:
+        position: of the output of the executable; -1 for a constant, and for an argument returned as it is.
+        layout: of the tensor to be made.
+        host: it is a CPU tensor.
+        shared: another result has the same buffer.
+        base: of results that share memory, the number of the group; -1 for one that has its own.
+        view: how it lies in the memory of its group, whose whole is ``layout``.
+        argument: position of the argument, or -1.
+        constant: what it is otherwise.
+    """
+
+    position: int = -1
+    layout: Layout | None = None
+    host: bool = False
+    shared: bool = False
+    base: int = -1
+    view: Layout | None = None
+    argument: int = -1
+    constant: Any = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is a new tensor on the device with the strides that torch gives one."""
+        plain = self.position >= 0 and not self.host and not self.shared and self.base < 0
+        return plain and self.layout is not None and self.layout.as_created
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An executable and how its arguments are picked from the buffers of all arguments.
+
+    Attributes:
+        executable: a weak reference, as `runtime` may forget it.
+        given, kept: pick the donated inputs and the others.
+        packs: the numbers from Python as buffers, for a graph that draws no random numbers: it has no others.
+    """
+
+    executable: weakref.ref[runtime.Executable]
+    given: Pick
+    kept: Pick
+    packs: tuple[Any, ...]
+
+
+def _call_of(executable: runtime.Executable, graph: Graph) -> Call:
+    """How to call an executable for a graph equal to its own, whose inputs may stand at other positions."""
+    given, kept = runtime.split_donated(graph, [v.index for v in graph.inputs])
+    packs = runtime.resident(runtime.packed(graph, (), [0] * graph.counts[1], ()))
+    return Call(weakref.ref(executable), _pick(given), _pick(kept), packs)
+
+
+def _pick(positions: list[int]) -> Pick:
+    """A function that picks the elements at these positions of a list."""
+    if positions == list(range(len(positions))):
+        return lambda x: x[: len(positions)]
+    if len(positions) == 1:
+        return lambda x: [x[positions[0]]]
+    pick = itemgetter(*positions)
+    return lambda x: [*pick(x)]
+
+
+@dataclass(slots=True)
+class Program:
+    """A captured graph for one way its arguments lie.
+
+    Attributes:
+        layouts: of the arguments; None for those that are no tensors.
+        last, outputs: the path and what is computed; ``graph_of`` makes a graph of them for a set of donated inputs.
+        results: what the function returns.
+        written: positions of arguments to the position of the output that is their new contents.
+        whole: no argument is a view, so each buffer is given as it is.
+        draws: how many random ops there are.
+        captured: buffers of tensors that the graph holds, inputs after the arguments.
+        new: what was compiled just now and is to be dumped.
+        fresh: every result is a new tensor on the device with row-major strides.
+        plain: it writes to no argument and draws no random numbers.
+        calls: donated positions and settings to what is run for them.
+    """
+
+    name: str
+    layouts: Sequence[Layout | None]
+    last: Node
+    outputs: tuple[Value, ...]
+    results: list[Result]
+    written: dict[int, int]
+    whole: bool
+    draws: int
+    captured: list[Any]
+    compiled_before: bool = False
+    new: events.Compilation | None = None
+    fresh: bool = field(init=False)
+    plain: bool = field(init=False)
+    calls: dict[Any, Call] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plain = not self.written and not self.draws
+        self.fresh = all(r.is_fresh for r in self.results)
+
+    def call(self, donated: tuple[int, ...]) -> Call:
+        """What to run where the buffers of the ``donated`` arguments may be taken over."""
+        key = (donated, config.check_bounds, config.matmul_precision)
+        known = self.calls.get(key)
+        executable = None if known is None else known.executable()
+        if known is not None and executable is not None:
+            runtime.used(executable)
+            metrics.count("cache_hit")
+            return known
+        values = {v for v in self._inputs() if v.index in donated}
+        checked = bounds.checked_nodes(self.last) if config.check_bounds else ()
+        graph = graph_of(self.last, self.outputs, tuple(values), checked)
+        executable, compiled = runtime.executable_for(graph)
+        self.calls[key] = call = _call_of(executable, graph)
+        if compiled:
+            events.compiled(graph, self._cause(), executable)
+            self.new = events.compilations[-1] if config.dump else None
+        else:
+            metrics.count("cache_hit")
+        return call
+
+    def _inputs(self) -> Sequence[Value]:
+        return graph_of(self.last, self.outputs).inputs
+
+    def _cause(self) -> Cause:
+        site = next((n.site for n in self.last.path() if n.site is not None and n.site.file), None) or here()
+        types = ", ".join(lay.describe() for lay in self.layouts[:4] if lay is not None)
+        if not self.compiled_before:
+            return Cause("first", f"torch.compile captured it: {self.name}", site)
+        return Cause(
+            "input",
+            f"torch.compile: {self.name} is called with arguments of other types: {types}, ...",
+            site,
+            remedy="keep the shapes of batches the same: drop_last=True, or pad the last batch",
+        )
+
+
+def program_of(
+    module: torch.fx.GraphModule, name: str, layouts: Sequence[Layout | None], compiled_before: bool
+) -> Program:
+    """Converts a captured graph.
+
+    Args:
+        module: aten ops with fixed sizes.
+        layouts: how the arguments lie in their storages; None for what is no tensor.
+
+    Raises:
+        UnsupportedOpError: the graph cannot be one program.
+    """
+    done = Conversion(module, layouts)
+    groups = memory_groups(module)
+    bases = {at: done.known[group.base] for at, group in groups.items()}
+    made = [bases.get(i, r) for i, r in enumerate(done.results)] + list(done.written.values())
+    values = [r for r in made if type(r) is Value and r not in done.arguments and r.node is not None]
+    outputs = tuple(dict.fromkeys(values))
+    positions = {value: i for i, value in enumerate(outputs)}
+    results = []
+    for at, (result, host) in enumerate(zip(done.results, _on_host(module), strict=True)):
+        if at in groups and bases[at] in positions:
+            root = bases[at].layout
+            view = root.child_at(groups[at].geometry)
+            results.append(Result(positions[bases[at]], root, host, base=groups[at].number, view=view))
+        elif type(result) is not Value:
+            results.append(Result(constant=result))
+        elif result in positions:
+            results.append(Result(positions[result], result.layout, host, values.count(result) > 1))
+        elif result in done.arguments:
+            results.append(Result(argument=done.arguments[result]))
+        else:
+            results.append(Result(constant=done.captured[result.index - len(layouts)]))
+    return Program(
+        name,
+        layouts,
+        done.last,
+        outputs,
+        results,
+        {argument: positions[v] for argument, v in done.written.items() if v in positions},
+        all(lay is None or lay.parent is None for lay in layouts),
+        done.last.counts[1] // 2,
+        [runtime.to_device(t.detach().cpu()) for t in done.captured],
+        compiled_before,
+    )
+
+
+def _on_host(module: torch.fx.GraphModule) -> list[bool]:
+    """Which results are CPU tensors."""
+    returned = next(iter(module.graph.find_nodes(op="output"))).args[0]
+    nodes = returned if isinstance(returned, (list, tuple)) else [returned]
+    types = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in nodes]
+    return [isinstance(t, torch.Tensor) and t.device.type == "cpu" for t in types]

@@ -1,0 +1,320 @@
+"""torch.compile(backend="lazytpu"): whole graphs, on the device and on the CPU, equal to eager."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lazytpu
+from lazytpu.errors import UnsupportedOpError
+from lazytpu.host import FallbackWarning
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    lazytpu.metrics.reset()
+
+
+class Net(nn.Module):
+    """A convolution, batch norm, a counter that is written in place, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        x = F.relu(self.norm(self.conv(x)))
+        return self.head(x.mean((2, 3)))
+
+
+def batches(n):
+    torch.manual_seed(0)
+    return [(torch.randn(4, 1, 6, 6), torch.randint(0, 3, (4,))) for _ in range(n)]
+
+
+def train(model, forward, data, device):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(forward(x.to(device)), y.to(device))
+        loss.backward()
+        optimizer.step()
+        lazytpu.mark_step()
+        losses.append(loss.detach())
+    return torch.stack([loss.cpu() for loss in losses])
+
+
+@pytest.mark.parametrize("where", ["tpu", "cpu"])
+def test_training_matches_eager(where):
+    torch.manual_seed(1)
+    eager = Net()
+    model = copy.deepcopy(eager).to(where)
+    data = batches(4)
+    ours = train(model, torch.compile(model, backend="lazytpu"), data, where)
+    torch.testing.assert_close(ours, train(eager, eager, data, "cpu"), rtol=1e-4, atol=1e-5)
+    for (name, a), b in zip(model.state_dict().items(), eager.state_dict().values(), strict=True):
+        assert a.device.type == where
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_inference_compiles_once_and_is_one_program(device):
+    eager = Net().eval()
+    compiled = torch.compile(copy.deepcopy(eager).to(device), backend="lazytpu", fullgraph=True)
+    with torch.no_grad():
+        for x, _ in batches(3):
+            torch.testing.assert_close(compiled(x.to(device)).cpu(), eager(x), rtol=1e-4, atol=1e-5)
+    assert lazytpu.metrics.counter("execute") == 3
+    assert lazytpu.metrics.counter("cut") == 0
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+def test_a_changed_size_compiles_again(device, dynamic):
+    linear = nn.Linear(5, 2)
+    compiled = torch.compile(copy.deepcopy(linear).to(device), backend="lazytpu", dynamic=dynamic, fullgraph=True)
+    for n in (3, 4, 7, 3, 4, 7):
+        x = torch.randn(n, 5)
+        theirs = linear(x)
+        ours = compiled(x.to(device))
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-6)
+        theirs.sum().backward()
+        ours.sum().backward()
+    torch.testing.assert_close(compiled.weight.grad.cpu(), linear.weight.grad, rtol=1e-4, atol=1e-4)
+    lazytpu.metrics.reset()
+    compiled(torch.randn(4, 5).to(device))
+    assert lazytpu.metrics.counter("compile") == 0
+
+
+def test_graph_breaks_are_tolerated(device):
+    def function(x):
+        y = x * 2
+        if y.sum() > 0:
+            return y + 1
+        return y - 1
+
+    compiled = torch.compile(function, backend="lazytpu")
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(compiled(x.to(device)).cpu(), function(x))
+
+
+def test_arguments_and_views_of_them_are_written(device):
+    def function(x, y):
+        x.add_(1)
+        y[1:] *= 2
+        return x.sum() + y.sum()
+
+    def run(where):
+        base = torch.arange(6.0).to(where)
+        x, y = torch.ones(3).to(where), base[2:5]
+        call = function if where == "cpu" else torch.compile(function, backend="lazytpu", fullgraph=True)
+        return [call(x, y), call(x, y), x, base]
+
+    for ours, theirs in zip(run(device), run("cpu"), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+def test_results_that_alias(device):
+    def function(x):
+        y = x * 2
+        return y, y[1:], x, x.view(-1), y
+
+    x = torch.arange(4.0)
+    ours = torch.compile(function, backend="lazytpu", fullgraph=True)(x.to(device))
+    for a, b in zip(ours, function(x), strict=True):
+        torch.testing.assert_close(a.cpu(), b)
+    ours[0].add_(1)
+    torch.testing.assert_close(ours[1].cpu(), ours[0].cpu()[1:])
+
+
+def test_inputs_in_every_state(device):
+    compiled = torch.compile(lambda a, b, c, d: a + b.sum() + c + d, backend="lazytpu", fullgraph=True)
+    base = torch.arange(12.0).reshape(3, 4)
+    on = base.to(device)
+    pending = on * 3
+    ours = compiled(on.t()[1:3], on[1], pending[0, :3], torch.tensor(2.0))
+    theirs = base.t()[1:3] + base[1].sum() + (base * 3)[0, :3] + 2.0
+    torch.testing.assert_close(ours.cpu(), theirs)
+    torch.testing.assert_close(pending.cpu(), base * 3)
+
+
+def test_random_numbers_are_those_of_the_recorded_path(device):
+    def function(x):
+        return F.dropout(x, 0.5) + torch.rand_like(x)
+
+    compiled = torch.compile(function, backend="lazytpu", fullgraph=True)
+    x = torch.ones(64).to(device)
+    torch.manual_seed(5)
+    first, second = compiled(x).cpu(), compiled(x).cpu()
+    torch.manual_seed(5)
+    recorded = function(x).cpu()
+    assert not torch.equal(first, second)
+    torch.testing.assert_close(first, recorded)
+
+
+def test_autocast(device):
+    linear = nn.Linear(8, 8)
+    ours = copy.deepcopy(linear).to(device)
+
+    def function(x):
+        with torch.autocast("tpu", dtype=torch.bfloat16):
+            return ours(x)
+
+    out = torch.compile(function, backend="lazytpu", fullgraph=True)(torch.ones(2, 8).to(device))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = linear(torch.ones(2, 8))
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.cpu(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_saved_activations_are_donated_unless_the_graph_is_kept(device):
+    def function(x, w):
+        for _ in range(3):
+            x = torch.tanh(x @ w)
+        return x.sum()
+
+    compiled = torch.compile(function, backend="lazytpu", fullgraph=True)
+    x, w = torch.randn(8, 8).to(device), torch.randn(8, 8).to(device).requires_grad_()
+    compiled(x, w).backward()
+    lazytpu.metrics.reset()
+    w.grad = None
+    compiled(x, w).backward()
+    once = w.grad.cpu()
+    assert lazytpu.metrics.counter("donated") > 0
+    w.grad = None
+    loss = compiled(x, w)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    torch.testing.assert_close(w.grad.cpu(), 2 * once)
+
+
+def test_an_op_without_a_rule_runs_with_a_warning(device):
+    def function(x):
+        return torch.nonzero(x > 0).sum() + 1
+
+    x = torch.tensor([1.0, -1.0, 2.0])
+    ours = torch.compile(function, backend="lazytpu", fullgraph=True)
+    with pytest.warns(FallbackWarning, match="run op by op"):
+        assert ours(x.to(device)).item() == function(x).item()
+
+
+def test_whole_makes_it_an_error(device):
+    compiled = torch.compile(
+        lambda x: torch.nonzero(x).sum(), backend="lazytpu", fullgraph=True, options={"whole": True}
+    )
+    with pytest.raises(UnsupportedOpError, match="not one program"):
+        compiled(torch.ones(3).to(device))
+
+
+def test_unknown_options_are_refused(device):
+    compiled = torch.compile(lambda x: x + 1, backend="lazytpu", options={"whol": True})
+    with pytest.raises(Exception, match='has the option "whole" only'):
+        compiled(torch.ones(3).to(device))
+
+
+def test_files_are_written_when_asked(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(lazytpu.config, "dump", str(tmp_path))
+    model = nn.Sequential(nn.Linear(7, 11), nn.Tanh()).to(device)
+    torch.compile(model, backend="lazytpu")(torch.randn(5, 7).to(device)).sum().backward()
+    forward = next(p.parent for p in tmp_path.rglob("weights.npz"))
+    assert {"fx.txt", "executable.bin", "stablehlo.mlir", "ir.txt"} <= {p.name for p in forward.iterdir()}
+    assert "torch.ops.aten.addmm" in (forward / "fx.txt").read_text()
+    assert "torch.compile" in (forward / "cause.txt").read_text()
+    weights = np.load(forward / "weights.npz")
+    assert sorted(weights) == ["0.bias", "0.weight"]
+    np.testing.assert_array_equal(weights["0.weight"], model[0].weight.detach().cpu().numpy())
+    assert len(list(tmp_path.rglob("fx.txt"))) == 2  # forward and backward
+
+
+def test_no_import_is_needed_and_none_is_made(tmp_path):
+    program = """
+import sys, torch
+if sys.argv[1] == "imported":
+    import lazytpu
+    assert "torch._dynamo" not in sys.modules
+x = torch.arange(3.0)
+print(torch.compile(lambda x: x + 1, backend="lazytpu")(x).tolist(), "lazytpu" in sys.modules)
+"""
+    metadata = tmp_path / "lazytpu-0.dist-info"  # what an installed package has
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lazytpu\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("[torch_dynamo_backends]\nlazytpu = lazytpu.dynamo:backend\n")
+    for how, path in (("imported", str(ROOT)), ("entry point", f"{tmp_path}{os.pathsep}{ROOT}")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, how],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split("\n")[0] == "[1.0, 2.0, 3.0] True"
+
+
+def test_the_entry_point_is_declared():
+    assert 'lazytpu = "lazytpu.dynamo:backend"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_table_of_decompositions():
+    table = lazytpu.lowering.decompositions()
+    assert torch.ops.aten.relu.default not in table  # it has a rule
+    assert all(callable(f) for f in table.values())
+    assert len(table) > 100
+
+
+def test_resnet50_trains_a_step_like_eager(device):
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    eager = models.resnet50(num_classes=10)
+    model = copy.deepcopy(eager).to(device)
+    x, y = torch.randn(2, 3, 64, 64), torch.tensor([1, 7])
+    compiled = torch.compile(model, backend="lazytpu")
+    ours, theirs = F.cross_entropy(compiled(x.to(device)), y.to(device)), F.cross_entropy(eager(x), y)
+    torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-3, atol=1e-3)
+    ours.backward()
+    theirs.backward()
+    for a, b in ((model.fc, eager.fc), (model.layer4[2].conv3, eager.layer4[2].conv3)):
+        torch.testing.assert_close(a.weight.grad.cpu(), b.weight.grad, rtol=1e-2, atol=1e-3)
+
+
+def test_bert_trains_a_step_like_eager(device):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=200
+    )
+    eager = transformers.BertForSequenceClassification(config).eval()
+    model = copy.deepcopy(eager).to(device)
+    tokens, labels = torch.randint(0, 200, (2, 12)), torch.tensor([0, 1])
+    compiled = torch.compile(model, backend="lazytpu")
+    ours = compiled(input_ids=tokens.to(device), labels=labels.to(device)).loss
+    theirs = eager(input_ids=tokens, labels=labels).loss
+    torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
+    ours.backward()
+    theirs.backward()
+    for (name, a), b in zip(model.named_parameters(), eager.parameters(), strict=True):
+        if b.grad is not None:
+            torch.testing.assert_close(
+                a.grad.cpu(), b.grad, rtol=1e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}"
+            )
