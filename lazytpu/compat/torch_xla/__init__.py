@@ -74,7 +74,7 @@ def compile(
     Raises:
         RuntimeError: one of these limits is broken.
     """
-    shown = name or getattr(f, "__name__", "torch_xla.compile")
+    shown = str(name or getattr(f, "__name__", "torch_xla.compile"))
     scope = _Scope(shown, bool(full_graph), num_different_graphs_allowed)
     if f is None:
         return scope.open()

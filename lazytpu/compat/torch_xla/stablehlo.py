@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from lazytpu.export.arrays import from_npy, to_npy
-from lazytpu.export.files import need_flatbuffers, serialized
+from lazytpu.export.files import serialized
+from lazytpu.export.loading import deserialized
 from lazytpu.export.program import StableHLOModule, stablehlo
 from lazytpu.export.signature import ArraySpec, Signature, as_dtype
 from lazytpu.export.tensorflow import save_as_saved_model
@@ -143,9 +144,6 @@ class StableHLOGraphModule:
         Raises:
             FileNotFoundError: a file is missing; folders that torch_xla itself wrote cannot be run.
         """
-        from jax import export
-
-        need_flatbuffers()
         functions = Path(directory_path) / "functions"
         program = functions / f"{_NAME}.jax_export"
         if not program.exists():
@@ -157,7 +155,7 @@ class StableHLOGraphModule:
             if not file.exists():
                 raise FileNotFoundError(f"{file}: the folder was saved without weights")
             weights[spec.name] = from_npy(file.read_bytes(), spec.dtype, tuple(int(n) for n in spec.shape))
-        made = cls(StableHLOModule(export.deserialize(bytearray(program.read_bytes())), signature, weights, {}))
+        made = cls(StableHLOModule(deserialized(program.read_bytes()), signature, weights, {}))
         made._text = made._text if (functions / f"{_NAME}.mlir").exists() else None
         return made
 

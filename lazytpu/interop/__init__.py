@@ -1,0 +1,1 @@
+"""Tensors and functions shared with jax and, by DLPack, with other libraries."""
