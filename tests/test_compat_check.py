@@ -1,0 +1,93 @@
+"""`python -m lazytpu check`, and the tables of the migration guides: what becomes of each name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lazytpu.compat import checker, lacking
+from lazytpu.compat.checker import DIFFERS, LACKS, WORKS
+
+SCRIPT = """\
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.xla_multiprocessing as xmp
+from torch_xla.core.xla_model import mark_step as cut, send
+from torch_mlu.core import mlu_model as ct
+import torch_xla.distributed.fsdp as fsdp
+
+def main(index):
+    device = xm.xla_device()
+    x = torch.ones(2, device=device).cuda()
+    xm.no_such_thing()
+    xm.mark_step.__name__
+    cut()
+    print(torch.tpu.memory_allocated(), torch.tpu.no_such_thing, torch.cuda.is_available(), index.xm.foo)
+
+xmp.spawn(main)
+ct.set_core_number(4)
+"""
+
+
+def test_each_name_has_a_verdict() -> None:
+    found = [(f.line, f.name, f.verdict) for f in checker.check_source(SCRIPT)]
+    xm = "torch_xla.core.xla_model"
+    assert found == [
+        (2, "torch_xla", WORKS),
+        (3, xm, WORKS),
+        (4, "torch_xla.distributed.xla_multiprocessing", WORKS),
+        (5, f"{xm}.mark_step", WORKS),
+        (5, f"{xm}.send", LACKS),
+        (6, "torch_mlu.core.mlu_model", WORKS),
+        (7, "torch_xla.distributed.fsdp", LACKS),
+        (10, f"{xm}.xla_device", WORKS),
+        (11, ".cuda()", LACKS),
+        (12, f"{xm}.no_such_thing", LACKS),
+        (13, f"{xm}.mark_step.__name__", WORKS),
+        (14, f"{xm}.mark_step", WORKS),
+        (15, "torch.cuda.is_available", LACKS),
+        (15, "torch.tpu.memory_allocated", WORKS),
+        (15, "torch.tpu.no_such_thing", LACKS),
+        (17, "torch_xla.distributed.xla_multiprocessing.spawn", DIFFERS),
+        (18, "torch_mlu.core.mlu_model.set_core_number", DIFFERS),
+    ]
+    assert all(f.advice for f in checker.check_source(SCRIPT) if f.verdict == DIFFERS)
+
+
+def test_what_is_said_to_differ_is_there() -> None:
+    for name in checker.DIFFERENT:
+        assert checker.verdict_of(name)[0] == DIFFERS, name
+
+
+def test_what_is_said_to_be_lacking_is_lacking() -> None:
+    for name, instead in lacking.INSTEAD.items():
+        if "." in name:
+            verdict, advice = checker.verdict_of(name)
+            assert verdict == LACKS, name
+            assert instead in advice
+
+
+@pytest.mark.parametrize("package", ["torch_xla", "torch_tpu", "torch_mlu"])
+def test_the_table_of_names_has_a_text_for_each(package: str) -> None:
+    rows = list(checker.names_of(package))
+    assert len(rows) > (50 if package == "torch_xla" else 0)
+    assert [name for name, verdict, doc, advice in rows if not (doc or advice)] == []
+
+
+def test_the_command(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "lazytpu", "check"]
+    done = subprocess.run([*command, "--json", str(script)], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)[4]["verdict"] == LACKS
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True)
+    assert "9 works, 2 differs, 6 lacks" in done.stdout
+    assert "xla_device" not in done.stdout
+    script.write_text("def f(:")
+    assert subprocess.run([*command, str(script)], capture_output=True, text=True).returncode == 2
