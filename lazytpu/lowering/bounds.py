@@ -1,0 +1,142 @@
+"""Which positions an op reads or writes, and how far they may go: what ``lazytpu.config.check_bounds`` checks.
+
+XLA does not raise for a position that is out of range.  With the check on, a graph has one more result: for every
+tensor of positions a row ``(node or -1, first bad position, dimension, size)``, i64[n,4].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+aten = torch.ops.aten
+
+
+class Positions(NamedTuple):
+    """A tensor of positions in a dimension.
+
+    Attributes:
+        index: the positions, integers of any shape.
+        size: of the dimension; positions from ``lowest`` to ``size - 1`` are good.
+        dim: the dimension, for the message.
+        lowest: 0, or ``-size`` where torch counts negative positions from the end.
+        ignored: a position that is good wherever it lies.
+    """
+
+    index: Any
+    size: int
+    dim: int = 0
+    lowest: int = 0
+    ignored: Any = None
+
+
+def _at(x: Any, dim: int) -> tuple[int, int]:
+    """Size and number of a dimension; a 0-dim tensor has one element."""
+    return (x.shape[dim], dim % x.ndim) if x.ndim else (1, 0)
+
+
+def _list(x: Any, indices: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+    """``x[i, :, j]``; a mask takes as many dimensions as it has, and has the right size by the schema."""
+    dim = 0
+    for i in indices:
+        mask = i is not None and i.dtype in (jnp.bool_, jnp.uint8)
+        if i is not None and not mask:
+            yield Positions(i, x.shape[dim], dim, -x.shape[dim])
+        dim += i.ndim if mask else 1
+
+
+def _along(x: Any, dim: int, index: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+    yield Positions(index, *_at(x, dim))
+
+
+def _along_from_either_end(x: Any, dim: int, index: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+    size, dim = _at(x, dim)
+    yield Positions(index, size, dim, -size)
+
+
+def _flat(x: Any, index: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+    yield Positions(index, x.size, 0, -x.size)
+
+
+def _rows(weight: Any, indices: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+    yield Positions(indices, weight.shape[0])
+
+
+def _classes(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Iterable[Positions]:
+    dim = 1 if x.ndim > 1 else 0
+    yield Positions(target, x.shape[dim], dim, 0, ignore_index)
+
+
+def _margin_class(x: Any, target: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+    dim = max(x.ndim - 1, 0)
+    yield Positions(target, x.shape[dim] if x.ndim else 1, dim)
+
+
+def _margin_classes(x: Any, target: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+    for found in _margin_class(x, target):
+        yield found._replace(lowest=-1)  # -1 ends a list of classes
+
+
+def _plane(x: Any, indices: Any, output_size: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+    size = 1
+    for n in output_size:
+        size *= n
+    yield Positions(indices, size, x.ndim - len(output_size))
+
+
+def _source(x: Any, mask: Any, source: Any) -> Iterable[Positions]:
+    shape = jnp.broadcast_shapes(x.shape, mask.shape)
+    yield Positions(jnp.sum(jnp.broadcast_to(mask, shape), dtype=jnp.int64) - 1, source.size, 0, -1)
+
+
+_CHECKED: dict[torch._ops.OpOverload, Callable[..., Iterable[Positions]]] = {
+    **dict.fromkeys((aten.index.Tensor, aten.index_put.default, aten._index_put_impl.default), _list),
+    **dict.fromkeys((aten.gather.default, aten.index_select.default, aten.index_add.default), _along),
+    **dict.fromkeys((aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce), _along),
+    **dict.fromkeys((aten.scatter_add.default, aten.scatter_reduce.two), _along),
+    **dict.fromkeys((aten.index_copy.default, aten.index_reduce.default), _along),
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _along_from_either_end),
+    **dict.fromkeys((aten.take.default, aten.put.default), _flat),
+    **dict.fromkeys((aten.embedding.default, aten.embedding_renorm.default), _rows),
+    **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _rows),
+    **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), _classes),
+    aten.multi_margin_loss.default: _margin_class,
+    aten.multilabel_margin_loss_forward.default: _margin_classes,
+    **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), _plane),
+    aten.masked_scatter.default: _source,
+}
+
+
+def is_checked(op: torch._ops.OpOverload) -> bool:
+    """Whether ``op`` takes positions that may be out of range."""
+    return op in _CHECKED
+
+
+def report_rows(op: torch._ops.OpOverload, node: int, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The rows of the report for one op, i64[4] each.
+
+    Args:
+        op: the overload; nothing is reported where it takes no positions.
+        node: its place in the graph.
+        args, kwargs: its aten arguments, jax arrays for tensors.
+    """
+    check = _CHECKED.get(op)
+    return [_row(node, found) for found in check(*args, **kwargs) if found.index.size] if check is not None else []
+
+
+def _row(node: int, found: Positions) -> Any:
+    index = lax.convert_element_type(jnp.asarray(found.index).reshape(-1), jnp.int64)
+    bad = (index < found.lowest) | (index >= found.size)
+    if found.ignored is not None:
+        bad &= index != found.ignored
+    first = jnp.argmax(bad)
+    return jnp.stack([jnp.where(bad[first], node, -1), index[first], jnp.int64(found.dim), jnp.int64(found.size)])
+
+
+def report(rows: list[Any]) -> Any:
+    """The report of a graph."""
+    return jnp.stack(rows) if rows else jnp.zeros((0, 4), jnp.int64)

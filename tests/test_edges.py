@@ -1,0 +1,215 @@
+"""Where arithmetic has edges: NaN, infinity, the sign of zero, overflow, ties, promotion.  Bit for bit the CPU's.
+
+Each entry is a function of the device; everything it returns is compared, dtypes and signs of zeros included.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
+
+import lazytpu
+
+nan, inf = math.nan, math.inf
+EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, inf, -inf, nan, 3e38, -3e38, 1e-30, 41.0]
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+Case = Callable[[Any], Any]
+
+
+def edges(device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor(EDGES, dtype=dtype).to(device)
+
+
+def pairs(device: Any, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every edge against every other."""
+    a, b = zip(*product(EDGES, EDGES), strict=True)
+    return torch.tensor(a, dtype=dtype).to(device), torch.tensor(b, dtype=dtype).to(device)
+
+
+def limits(device: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ends of an integer type, and what lies around zero, against each other; no zero on the right."""
+    info = torch.iinfo(dtype)
+    values = sorted({info.min, info.min + 1, max(info.min, -7), max(info.min, -1), 0, 1, 2, 7, info.max - 1, info.max})
+    a, b = zip(*[(x, y) for x, y in product(values, values) if y and (x, y) != (info.min, -1)], strict=True)
+    return torch.tensor(a, dtype=dtype).to(device), torch.tensor(b, dtype=dtype).to(device)
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    for dtype in FLOATS:
+        for name in ("add", "sub", "mul", "div", "maximum", "minimum", "fmax", "fmin", "copysign", "eq", "lt", "ge"):
+            yield f"{name} {dtype}", lambda d, n=name, t=dtype: getattr(torch, n)(*pairs(d, t))
+        for name in ("fmod", "remainder", "floor_divide", "heaviside", "nextafter", "isclose"):
+            if name != "nextafter" or dtype in (torch.float32, torch.float64):
+                yield f"{name} {dtype}", lambda d, n=name, t=dtype: getattr(torch, n)(*pairs(d, t))
+        for mode in ("trunc", "floor"):
+            yield f"div {mode} {dtype}", lambda d, m=mode, t=dtype: torch.div(*pairs(d, t), rounding_mode=m)
+        for name in ("neg", "abs", "sign", "signbit", "floor", "ceil", "trunc", "round", "frac", "relu", "isnan"):
+            yield f"{name} {dtype}", lambda d, n=name, t=dtype: getattr(torch, n)(edges(d, t))
+        for name in ("isinf", "isfinite", "nan_to_num", "sqrt", "square", "reciprocal", "sgn", "logical_not"):
+            yield f"{name} {dtype}", lambda d, n=name, t=dtype: getattr(torch, n)(edges(d, t))
+        for name in ("argmax", "argmin", "max", "min", "amax", "amin", "aminmax", "any", "all", "count_nonzero"):
+            yield f"{name} {dtype}", lambda d, n=name, t=dtype: getattr(torch, n)(edges(d, t))
+        for name in ("cummax", "cummin", "sort", "median", "nanmedian", "mode"):
+            yield f"{name} {dtype}", lambda d, n=name, t=dtype: getattr(torch, n)(edges(d, t)[:12], 0)
+        yield f"clamp {dtype}", lambda d, t=dtype: (edges(d, t).clamp(-1, 1), edges(d, t).clamp(edges(d, t), nan))
+        yield f"where {dtype}", lambda d, t=dtype: torch.where(edges(d, t) > 0, edges(d, t), -edges(d, t))
+        yield f"to bool {dtype}", lambda d, t=dtype: edges(d, t).bool()
+    for dtype in INTEGERS:
+        for name in ("add", "sub", "mul", "floor_divide", "fmod", "remainder", "div", "gcd", "maximum", "bitwise_xor"):
+            yield f"{name} {dtype}", lambda d, n=name, t=dtype: getattr(torch, n)(*limits(d, t))
+        for mode in ("trunc", "floor"):
+            yield f"div {mode} {dtype}", lambda d, m=mode, t=dtype: torch.div(*limits(d, t), rounding_mode=m)
+        for name in ("sum", "prod", "cumsum", "cumprod", "square", "neg", "abs", "bitwise_not", "sign"):
+            dim = [0] if name.startswith("cum") else []
+            yield f"{name} {dtype}", lambda d, n=name, t=dtype, k=dim: getattr(torch, n)(limits(d, t)[0], *k)
+        yield f"pow {dtype}", lambda d, t=dtype: limits(d, t)[0] ** 3
+        yield f"shift {dtype}", lambda d, t=dtype: (limits(d, t)[0] << 1, limits(d, t)[0] >> 1)
+        yield f"wraps {dtype}", lambda d, t=dtype: torch.tensor([300, -300, 70000, 1 << 40]).to(d).to(t)
+        yield f"to float {dtype}", lambda d, t=dtype: [limits(d, t)[0].to(f) for f in FLOATS]
+    yield from TIES.items()
+    yield from HALVES.items()
+    yield from SCALARS.items()
+
+
+def tied(device: Any) -> torch.Tensor:
+    return torch.tensor([[1.0, 3, 3, -2, 3, -2], [nan, 1, nan, inf, inf, -inf], [0.0, -0.0, 0, -0.0, 0, 0]]).to(device)
+
+
+TIES: dict[str, Case] = {
+    "ties of argmax": lambda d: (tied(d).argmax(1), tied(d).argmin(1), tied(d).argmax(), (tied(d) > 0).int().argmax(1)),
+    "ties of max along a dim": lambda d: (tied(d).max(1), tied(d).min(1), tied(d).max(0)),
+    "ties of cummax": lambda d: (tied(d).cummax(1), tied(d).cummin(1), tied(d).cummax(0)),
+    "ties of a stable sort": lambda d: (tied(d).sort(1, stable=True), tied(d).sort(1, descending=True, stable=True)),
+    "ties of median": lambda d: (tied(d).median(1), tied(d).nanmedian(1)),
+    "ties of max_pool": lambda d: F.max_pool2d(tied(d).nan_to_num()[None], 2, 1, return_indices=True),
+    "ties of rounding": lambda d: torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 1e-9]).to(d).round(),
+    "ties of rounding to decimals": lambda d: torch.tensor([0.25, 0.35, 2.675, -1.005]).to(d).round(decimals=1),
+    "gradient of a tied max": lambda d: gradient(lambda x: x.max(), torch.tensor([1.0, 2, 2]).to(d)),
+    "gradient of a tied amax": lambda d: gradient(lambda x: x.amax(), torch.tensor([1.0, 2, 2]).to(d)),
+    "gradient of a tied maximum": lambda d: gradient(lambda x: torch.maximum(x, x.flip(0)).sum(), edges(d)[:8]),
+    "gradient of abs and relu at zero": lambda d: gradient(lambda x: (x.abs() + x.relu()).sum(), edges(d)[:8]),
+    "gradient of clamp at its ends": lambda d: gradient(lambda x: x.clamp(-1, 1).sum(), edges(d)[:10]),
+}
+
+
+def gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(function(x), x)[0]
+
+
+def ones(device: Any, dtype: torch.dtype, n: int = 4096) -> torch.Tensor:
+    return torch.ones(n, dtype=dtype).to(device)
+
+
+HALVES: dict[str, Case] = {
+    # in bfloat16 a running sum of ones stays at 256, in float16 at 2048
+    "half sums": lambda d: [(ones(d, t).sum(), ones(d, t).mean(), ones(d, t).norm()) for t in FLOATS],
+    "half sums of small numbers": lambda d: [(ones(d, t) * 1e-3).sum() for t in FLOATS[2:]],
+    "half products of matrices": lambda d: [ones(d, t).view(1, -1) @ ones(d, t).view(-1, 1) for t in FLOATS],
+    "half overflow": lambda d: (ones(d, torch.float16, 2) * 60000 * 2, ones(d, torch.float16, 70000).sum()),
+    "half softmax": lambda d: [F.softmax(ones(d, t, 1000) * 3, 0).sum() for t in FLOATS[2:]],
+    "half rounding of each op": lambda d: [(ones(d, t, 3) + 1e-3) - 1 for t in FLOATS[2:]],
+    "half times a float": lambda d: [ones(d, t, 3) * 0.1 * 10 for t in FLOATS[2:]],
+    "float64 to half": lambda d: [
+        torch.tensor([1.0009765625 + 1e-9, 65519.9, 65520.0, 1e-8]).double().to(d).to(t) for t in FLOATS[2:]
+    ],
+}
+
+
+def operands(device: Any) -> list[torch.Tensor]:
+    dtypes = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32]
+    return [torch.tensor([1, 0, 1]).to(t).to(device) for t in (*dtypes, torch.float64, torch.complex64)]
+
+
+OPERATORS = {f.__name__: f for f in (operator.add, operator.mul, operator.truediv, operator.sub, operator.pow)}
+NUMBERS = (True, 2, -3, 2.5, inf, nan, 1j)
+
+
+def attempt(function: Callable[[], torch.Tensor]) -> Any:
+    """The result, or the type of the error."""
+    try:
+        return function()
+    except (RuntimeError, TypeError) as error:
+        return type(error).__name__
+
+
+SCALARS: dict[str, Case] = {
+    **{
+        f"{name} of {number}": lambda d, f=f, n=number: [
+            [attempt(lambda x=x: f(x, n)), attempt(lambda x=x: f(n, x))]
+            for x in operands(d)
+            if not (f is operator.pow and (n != n or isinstance(n, complex) or x.dtype.is_complex))
+            and not (f is operator.truediv and x.dtype.is_complex)
+        ]
+        for name, f in OPERATORS.items()
+        for number in NUMBERS
+    },
+    **{
+        f"{name} of tensors of 0 dimensions": lambda d, f=f: [
+            attempt(lambda x=x, y=y: f(x, y[0]))
+            for x in operands(d)
+            for y in operands(d)
+            if f is not operator.pow or not (x.dtype.is_complex or y.dtype.is_complex)
+        ]
+        for name, f in OPERATORS.items()
+        if f is not operator.truediv
+    },
+    "a 0-dim CPU tensor": lambda d: [x * torch.tensor(2.5, dtype=t) for x in operands(d)[:8] for t in FLOATS],
+    "comparisons with numbers": lambda d: [(x > 0.5, x == 1, x <= True) for x in operands(d)[:8]],
+    "a number no integer type holds": lambda d: [attempt(lambda x=x: x + 300) for x in operands(d)[1:4]],
+    "quotients by one number": lambda d: [torch.arange(1.0, 100).to(d) / n for n in (3.0, 7.0, 41.0, 49.0)],
+    "whole quotients by one number": lambda d: (torch.arange(100.0).to(d) / 41).floor(),
+    "where of numbers": lambda d: [torch.where(edges(d) > 0, *xy) for xy in ((1, 2), (1.5, 2), (True, 2.5))],
+    "results of sums": lambda d: [(x.sum(), attempt(x.mean), x.cumsum(0), x.prod()) for x in operands(d)[:8]],
+    "full and arange": lambda d: (torch.full((2,), True, device=d), *[torch.arange(n, device=d) for n in (3, 3.0)]),
+}
+
+CASES = dict(cases())
+# XLA's power function, and long sums in another order, are not the CPU's to the last bit.
+CLOSE = ("pow of", "half softmax", "half sums")
+
+
+def group_of(name: str) -> str:
+    """Cases of one group are recorded together and run as one graph, for the time goes into compiling."""
+    first, last = name.split()[0], name.split()[-1]
+    return last if last.startswith("torch.") else first if first in ("ties", "gradient", "half", *OPERATORS) else "rest"
+
+
+def problems(name: str, got: list[Any], want: list[Any]) -> Iterator[str]:
+    """What of a case's results is not the CPU's."""
+    if len(got) != len(want):
+        yield f"{name}: {len(got)} results, not {len(want)}"
+    for i, (g, w) in enumerate(zip(got, want, strict=False)):
+        if not isinstance(w, torch.Tensor) or not isinstance(g, torch.Tensor):
+            if isinstance(g, torch.Tensor) or g != w:
+                yield f"{name}, result {i}: {g}, not {w}"
+            continue
+        g = g.cpu()
+        if (g.dtype, g.shape) != (w.dtype, w.shape):
+            yield f"{name}, result {i}: {g.dtype} {g.shape}, not {w.dtype} {w.shape}"
+            continue
+        if not torch.allclose(g, w, rtol=1e-6 if name.startswith(CLOSE) else 0, atol=0, equal_nan=True):
+            yield f"{name}, result {i}: {g}, not {w}"
+        elif w.is_floating_point():  # the sign of a NaN means nothing
+            off = (g.signbit() != w.signbit()) & ~w.isnan()
+            if off.any():
+                yield f"{name}, result {i}: signs of {g[off]}, not {w[off]}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("group", dict.fromkeys(map(group_of, CASES)))
+def test_edges(device: torch.device, group: str) -> None:
+    names = [name for name in CASES if group_of(name) == group]
+    got = {name: tree_leaves(CASES[name](device)) for name in names}
+    lazytpu.mark_step()
+    found = [text for name in names for text in problems(name, got[name], tree_leaves(CASES[name]("cpu")))]
+    assert not found, "\n".join(found)
