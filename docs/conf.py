@@ -12,7 +12,15 @@ author = "the lazytpu authors"
 copyright = "2026, the lazytpu authors"
 release = version = lazytpu.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "settings_table"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "ops_table",
+    "settings_table",
+    "compat_table",
+    "dump_files",
+]
 exclude_patterns = ["_build"]
 
 html_theme = "furo"

@@ -1,147 +1,221 @@
 """`compile`: a whole step as one executable, without running its Python again.
 
-The function is recorded as usual for its first calls.  From then on a call with arguments of the same types
-runs the executable straight away: it takes the buffers of the arguments and of every tensor the function
-reached (parameters, optimizer state), and stores the results where the recorded call left them.
-
-What Python computes is frozen by this, so two recorded calls in a row have to agree in everything, numbers
-included, before the step is replayed.  A step that never agrees (a bias correction that Python computes, a
-tensor read in the middle) keeps being recorded, and `lazytpu.explain` says why.  Optimizers that have a
-``capturable`` form are switched to it, so that their step counters live on the device.
+The function is recorded as usual for its first calls.  Once two calls in a row were the same program, numbers and
+all, further calls *replay* it (replay.py) for as long as what the function could look at is as it was (guards.py).
+What cannot be replayed keeps being recorded, which is slower and always right, and `lazytpu.explain` says why.
+Optimizers that have a ``capturable`` form are switched to it, so that their step counters live on the device.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import gc
+from collections.abc import Callable
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lazytpu import events, metrics, random, record, runtime, step, tensor
-from lazytpu.interrupts import uninterrupted
-from lazytpu.ir.tree import Node, trace
+from lazytpu import events, ledger, metrics, record, step, tensor
+from lazytpu.capture import Capture, difference, draws_so_far
+from lazytpu.config import config
+from lazytpu.errors import ReplayError
+from lazytpu.guards import Guards
+from lazytpu.ir.tree import LeastRecent, trace
 from lazytpu.record import cell_of, is_device_tensor
-from lazytpu.storage import Storage, new_storage, resolve, write_buffer
-from lazytpu.tensor import make, make_view
+from lazytpu.replay import UNFIT, Call, Program, grad_of
+from lazytpu.storage import new_storage, resolve
+from lazytpu.tensor import LazyTensor, make
 
-# Calls that are recorded at most before a step is given up as one that cannot be replayed.
 MAX_RECORDED = 5
+"""Calls of one kind that are recorded in a row before they are given up as ones that cannot be replayed."""
+
+_MAX_KINDS = 32
+_LR_CHANGES = 2  # between calls, one after the other, before a learning rate becomes a tensor
+_TENSOR_LR = (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.RAdam)
 
 
-@dataclass(slots=True)
-class _Step:
-    """A recorded call.
+class _Kind:
+    """Calls with arguments of the same types.
 
     Attributes:
-        node, key: the path and what is live at its end.
-        executable: what runs.
-        sources: for each input of the executable the position of the argument leaf or the storage it is read from.
-        targets: for each output the storages that keep it.
-        results: for each leaf of the return value how to make it: (output position, layout), a storage and
-            layout, or a constant.
-        spec: how the leaves of the return value nest.
-        numbers: floats, ints and complex numbers; ``keys`` are the positions of random keys among the ints.
+        last: the latest recorded call, ``guards`` what was around it afterwards.
+        rebinds: how often tensors had been pointed at another storage by then.
+        program: what is replayed as long as the guards hold.
+        recorded, replays: how many calls were so in a row.
+        given_up: recorded in every call from now on.
     """
 
-    node: Node
-    key: Any
-    executable: runtime.Executable
-    sources: list[int | Storage]
-    targets: list[list[Storage]]
-    results: list[tuple[str, Any, Any]]
-    spec: TreeSpec
-    numbers: tuple[list[float], list[int], list[complex]]
-    keys: list[int]
+    __slots__ = ("given_up", "guards", "last", "program", "rebinds", "recorded", "replays")
 
-    def disagreement(self, other: _Step) -> str:
-        """Why this call and the one before it are not the same program; empty where they are."""
-        if self.node is not other.node or self.key != other.key:
-            return "the recorded graph is another in each call"
-        if any(a is not b for a, b in zip(self.sources, other.sources, strict=True) if not isinstance(a, int)):
-            return "the function makes a tensor outside the device in each call"
-        if self.numbers[0] != other.numbers[0] or self.numbers[2] != other.numbers[2] or self._ints() != other._ints():
-            return "a number that Python computes changes from call to call"
-        return ""
-
-    def _ints(self) -> list[int]:
-        random_keys = {i for at in self.keys for i in (at, at + 1)}
-        return [x for i, x in enumerate(self.numbers[1]) if i not in random_keys]
+    def __init__(self) -> None:
+        self.last: Call | None = None
+        self.guards: Guards | None = None
+        self.program: Program | None = None
+        self.rebinds = self.recorded = self.replays = 0
+        self.given_up = False
 
 
 class CompiledStep:
     """A function whose calls run as one executable; made by `compile`."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], verify_every: int = 0) -> None:
         functools.update_wrapper(self, function)
-        self._function = function
-        self._recorded: dict[Any, list[_Step]] = {}
-        self._ready: dict[Any, _Step] = {}
-        self._given_up: set[Any] = set()
-        found = list(_reachable(function))
-        self._optimizers = [x for x in found if isinstance(x, torch.optim.Optimizer)]
-        self._modules = [m for x in found if isinstance(x, torch.nn.Module) for m in x.modules()]
+        self._function, self._verify_every = function, verify_every
+        self._name = getattr(function, "__qualname__", repr(function))
+        self._kinds = LeastRecent(_MAX_KINDS)
+        self._found = Guards(function)
+        self._lr_changes = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = tree_flatten((args, kwargs))
+        if trace.forgetful:  # somebody looks at each op
+            return self._plainly(args, kwargs)
+        if not kwargs and all([type(x) is LazyTensor for x in args]):
+            leaves, spec = args, None
+        else:
+            leaves, spec = tree_flatten((args, kwargs))  # type: ignore[assignment]
         key = self._key(leaves, spec)
-        ready = self._ready.get(key)
-        if ready is not None and _may_run(ready):
-            return _replay(ready, leaves)
-        if key in self._given_up or ready is not None:
-            return self._function(*args, **kwargs)
-        return self._record(key, leaves, args, kwargs)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = _Kind()
+            self._kinds.keep(key, kind)
+        program = kind.program
+        if program is not None:
+            if kind.guards.hold() and kind.rebinds == tensor.rebinds:
+                if self._verify_every and kind.replays % self._verify_every == self._verify_every - 1:
+                    return self._verify(kind, leaves, args, kwargs)
+                result = program.run(leaves)
+                if result is not UNFIT:
+                    kind.replays += 1
+                    metrics.count("step")
+                    metrics.count("replay")
+                    ledger.end_step()
+                    return result
+            self._part(kind)
+        if kind.given_up:
+            return _detached(self._function(*args, **kwargs))
+        return self._record(kind, leaves, args, kwargs)
 
-    def _key(self, leaves: list[Any], spec: TreeSpec) -> Any:
-        """What a recorded call depends on besides the contents of tensors."""
-        parts = tuple(
-            [(resolve(cell_of(x))[1], x.requires_grad) if is_device_tensor(x) else _frozen(x) for x in leaves]
-        )
-        training = tuple([m.training for m in self._modules])
-        return parts, spec, training, torch.is_grad_enabled(), tensor.rebinds
-
-    def _record(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
-        for optimizer in self._optimizers:
-            _make_capturable(optimizer)
-        step.cut("lazytpu.compile")
-        before = trace.step
+    def _plainly(self, args: Any, kwargs: Any) -> Any:
+        """A call as a step without `compile`, for debugging."""
         result = _detached(self._function(*args, **kwargs))
-        if trace.step != before:
-            self._give_up(key, "the function reads a tensor, which cuts its graph")
-            return result
-        with record.lock:
-            call = _capture(leaves, result)
-            step.cut("lazytpu.compile")
-        calls = self._recorded.setdefault(key, [])
-        calls.append(call)
-        if len(calls) > 1:
-            problem = call.disagreement(calls[-2])
-            if not problem:
-                self._ready[key] = call
-                del self._recorded[key]
-            elif len(calls) >= MAX_RECORDED:
-                self._give_up(key, problem)
+        step.mark_step()
         return result
 
-    def _give_up(self, key: Any, problem: str) -> None:
-        self._given_up.add(key)
-        self._recorded.pop(key, None)
-        events.not_replayed(getattr(self._function, "__qualname__", repr(self._function)), problem)
+    def _key(self, leaves: Any, spec: Any) -> Any:
+        """What parts calls into kinds: types of arguments and which of them alias, flags of modules, modes."""
+        parts, storages = [], {}  # type: ignore[var-annotated]
+        for x in leaves:
+            if is_device_tensor(x):
+                storage, layout = resolve(cell_of(x))
+                parts.append((layout, x.requires_grad, storages.setdefault(id(storage), len(storages))))
+            else:
+                parts.append(_frozen(x))
+        without_grad = tuple(map(is_, map(grad_of, self._found.parameters), repeat(None)))
+        return (*parts, spec, self._found.training(), without_grad, _modes())
+
+    def _part(self, kind: _Kind) -> None:
+        """Ends the replays of a program that no longer fits."""
+        assert kind.guards is not None
+        kind.program, kind.recorded, kind.replays = None, 0, 0
+        changes = kind.guards.changes()
+        self._follow_lr(changes)
+        if kind.rebinds != tensor.rebinds:
+            changes.append("a tensor points at other memory (x.data = y)")
+        events.recorded_again(
+            self._name, "; ".join(changes[:3]) or "arguments or gradients share memory in another way"
+        )
+
+    def _follow_lr(self, changes: list[str]) -> None:
+        """Makes tensors of the learning rates that change between calls again and again."""
+        if not changes or not all(change.partition(" ")[0].endswith(".lr") for change in changes):
+            self._lr_changes = 0
+            return
+        self._lr_changes += 1
+        if self._lr_changes >= _LR_CHANGES:
+            for optimizer in self._found.optimizers:
+                _make_lr_tensors(optimizer)
+
+    def _record(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> Any:
+        if kind.guards is not None and kind.recorded:
+            self._follow_lr(kind.guards.changes())
+        guards, call, result = self._recorded(kind, leaves, args, kwargs)
+        problem = "the function reads a tensor, which cuts its graph" if call is None else call.problem
+        changes = guards.changes()
+        last, kind.last, kind.guards, kind.rebinds = kind.last, call, guards, tensor.rebinds
+        kind.recorded += 1
+        if not problem and last is not None and call is not None:
+            problem = difference(last, call)
+            if not problem and changes:
+                problem = f"the function changes something besides tensors of the device: {'; '.join(changes[:3])}"
+            if not problem:
+                program = Program(call)
+                problem = "scalars that were one part" if program.parts() else ""
+                if not problem:
+                    kind.program, kind.recorded, kind.replays = program, 0, 0
+                    return result
+        if changes:
+            kind.guards = Guards(self._function)
+        if call is None or kind.recorded >= MAX_RECORDED:
+            kind.given_up = True
+            kind.last = kind.guards = None
+            events.not_replayed(self._name, problem)
+        return result
+
+    def _recorded(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> tuple[Guards, Call | None, Any]:
+        """Runs the function; the guards from before it, what it did (None where its graph was cut), what it returned."""
+        self._found = Guards(self._function)
+        for optimizer in self._found.optimizers:
+            _make_capturable(optimizer)
+        guards = self._found = Guards(self._function)
+        step.cut("lazytpu.compile")
+        before, draws = trace.step, draws_so_far()
+        result = _detached(self._function(*args, **kwargs))
+        if kind.last is not None and kind.last.unexplained:
+            gc.collect()  # perhaps only a reference cycle keeps it
+        if trace.step != before:
+            return guards, None, result
+        with record.lock:
+            capture = Capture(leaves, result, guards.parameters, draws)
+            step.cut("lazytpu.compile", capture)
+        return guards, capture.call, result
+
+    def _verify(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> Any:
+        """Records the call and compares it with the program."""
+        assert kind.program is not None
+        guards, call, result = self._recorded(kind, leaves, args, kwargs)
+        problem = "it reads a tensor" if call is None else call.problem or difference(kind.program.call, call)
+        problem = problem or "; ".join(guards.changes()[:3])
+        if problem:
+            kind.program = None
+            raise ReplayError(
+                f"{self._name} is not what was replayed in the last {kind.replays} calls",
+                given=problem,
+                do="make what changes an argument, or a tensor of the device that the function updates",
+            )
+        kind.replays += 1
+        metrics.count("verified")
+        return result
 
 
-def compile(function: Callable[..., Any]) -> CompiledStep:
+def compile(function: Callable[..., Any], *, verify_every: int = 0) -> CompiledStep:
     """Makes a function of a whole training or inference step run as one executable.
 
     Args:
         function: takes and returns any nesting of device tensors and constants, and may update parameters,
             buffers and optimizer state that it reaches by itself.  The backward pass belongs inside: what
             it returns carries no gradient.
+        verify_every: records every n-th call that could be replayed, and compares; 0 is never.
 
     Returns:
         A callable with the same arguments.  Its first calls are recorded; later ones with arguments of the
-        same shapes, dtypes and constants do not run the function's Python.
+        same shapes, dtypes and constants do not run the function's Python, as long as nothing has changed that
+        the function could look at.
+
+    Raises:
+        ReplayError: in a call of the result, when ``verify_every`` finds that the function has changed.
 
     Example:
         >>> @lazytpu.compile
@@ -152,87 +226,20 @@ def compile(function: Callable[..., Any]) -> CompiledStep:
         ...     optimizer.step()
         ...     return loss.detach()
     """
-    return CompiledStep(function)
+    if verify_every < 0:
+        raise ValueError(f"verify_every is 0 or more, not {verify_every}")
+    return CompiledStep(function, verify_every)
 
 
-def _capture(leaves: list[Any], result: Any) -> _Step:
-    """What is about to be cut, with where its inputs come from and where its outputs go."""
-    plan, live, key = step.plan_pending()
-    node = trace.cursor
-    arguments = {id(resolve(cell_of(x))[0]): i for i, x in reversed(list(enumerate(leaves))) if is_device_tensor(x)}
-    inputs = [trace.inputs[i][0] for i in plan.inputs]
-    sources = [arguments.get(id(s), s) for s in inputs]
-    result_leaves, spec = tree_flatten(result)
-    known = {id(s) for s in inputs}
-    fresh = {id(resolve(cell_of(x))[0]) for x in result_leaves if is_device_tensor(x)} - known
-    positions = {value: i for i, value in enumerate(key[0])}
-    targets: list[list[Storage]] = [[] for _ in key[0]]
-    for storage in live:
-        if id(storage) not in fresh and storage.value.node is not None:
-            targets[positions[storage.value]].append(storage)
-    results = [_result(x, fresh, positions) for x in result_leaves]
-    keys = [n.kwargs["rng"].index for n in plan.executable.graph.nodes if "rng" in n.kwargs]
-    numbers = (list(trace.floats), list(trace.ints), list(trace.complexes))
-    return _Step(node, key, plan.executable, sources, targets, results, spec, numbers, keys)
-
-
-def _result(leaf: Any, fresh: set[int], positions: dict[Any, int]) -> tuple[str, Any, Any]:
-    if not is_device_tensor(leaf):
-        return "constant", leaf, None
-    storage, layout = resolve(cell_of(leaf))
-    if id(storage) in fresh and storage.value is not None and storage.value in positions:
-        return "output", positions[storage.value], (storage.layout, layout)
-    return "storage", leaf, None
-
-
-def _may_run(call: _Step) -> bool:
-    """Whether no buffer that would be donated is held by somebody else by now."""
-    donated = call.executable.graph.donated
-    return not any(isinstance(s, Storage) and s.shared for s in [call.sources[i] for i in donated])
-
-
-def _replay(call: _Step, leaves: list[Any]) -> Any:
-    """Runs a recorded call on the present contents of its sources."""
-    with record.lock:
-        if trace.cursor.depth:
-            step.cut("lazytpu.compile")
-        inputs = [_buffer(s if isinstance(s, Storage) else resolve(cell_of(leaves[s]))[0]) for s in call.sources]
-        floats, ints, complexes = call.numbers
-        if call.keys:
-            ints = _with_new_keys(ints, call.keys)
-        with uninterrupted():
-            outputs = runtime.run(call.executable, inputs, floats, ints, complexes)
-            for buffer, targets in zip(outputs, call.targets, strict=True):
-                for storage in targets:
-                    write_buffer(storage, buffer, len(targets) > 1)
-            step.remember(outputs[call.executable.smallest])
-    metrics.count("cache_hit")
-    metrics.count("step")
-    return tree_unflatten([_make_result(r, outputs) for r in call.results], call.spec)
-
-
-def _buffer(storage: Storage) -> Any:
+def _modes() -> Any:
+    device: str = LazyTensor.device_type  # type: ignore[attr-defined]
     return (
-        storage.buffer if storage.step != trace.step and storage.buffer is not None else step.buffer_of(storage, "read")
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+        torch.get_default_dtype(),
+        config.check_bounds,
+        config.matmul_precision,
     )
-
-
-def _with_new_keys(ints: list[int], keys: list[int]) -> list[int]:
-    ints = list(ints)
-    for position in keys:
-        ints[position : position + 2] = record.signed(random.default_generator.next_key())
-    return ints
-
-
-def _make_result(result: tuple[str, Any, Any], outputs: Any) -> Any:
-    kind, what, layouts = result
-    if kind != "output":
-        return what
-    root, layout = layouts
-    storage = new_storage(root, outputs[what])
-    storage.shared = True
-    whole = make(storage)
-    return whole if layout is root else make_view(whole, storage, layout)
 
 
 def _detached(result: Any) -> Any:
@@ -248,31 +255,37 @@ def _frozen(x: Any) -> Any:
     return type(x), x
 
 
-def _reachable(function: Any) -> Iterator[Any]:
-    """Objects the function refers to: what it is bound to, its closure, and the globals it names."""
-    yield function
-    target = getattr(function, "__func__", function)
-    owner = getattr(function, "__self__", None)
-    if owner is not None:
-        yield owner
-        yield from getattr(owner, "__dict__", {}).values()
-    for cell in getattr(target, "__closure__", None) or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a name that is not bound yet
-            continue
-    code = getattr(target, "__code__", None)
-    if code is not None:
-        yield from (target.__globals__[name] for name in code.co_names if name in target.__globals__)
-
-
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Moves the step counters of an optimizer to the device, where torch has that form of it."""
+    """Moves the step counters of an optimizer to the device, where torch has that form of it.
+
+    Counters with the same number become one buffer, so that what is computed from them is computed once.
+    """
+    shared: dict[float, Any] = {}
     for group in optimizer.param_groups:
         if group.get("capturable") is not False or group.get("fused"):
             continue
         group["capturable"] = True
         for parameter in group["params"]:
-            counter = optimizer.state[parameter].get("step") if parameter in optimizer.state else None
-            if isinstance(counter, torch.Tensor) and is_device_tensor(parameter):
-                optimizer.state[parameter]["step"] = counter.to(parameter.device)
+            state = optimizer.state[parameter] if parameter in optimizer.state else {}
+            counter = state.get("step")
+            if isinstance(counter, torch.Tensor) and is_device_tensor(parameter) and not is_device_tensor(counter):
+                moved = shared.get(counter.item())
+                if moved is None:
+                    moved = shared[counter.item()] = counter.to(parameter.device)
+                    state["step"] = moved
+                else:
+                    source = resolve(cell_of(moved))[0]
+                    source.shared = True
+                    twin = new_storage(source.layout, source.buffer)
+                    twin.shared = True
+                    state["step"] = make(twin)
+
+
+def _make_lr_tensors(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the learning rates of an optimizer tensors, which schedulers fill in place."""
+    for group in optimizer.param_groups:
+        parameter = next(iter(group["params"]), None)
+        if isinstance(optimizer, _TENSOR_LR) and isinstance(group["lr"], float) and is_device_tensor(parameter):
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float64, device=parameter.device)
+            if isinstance(optimizer, torch.optim.SGD):  # its other forms read the number
+                group["fused"], group["foreach"] = True, False

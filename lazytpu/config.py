@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 
-def _setting(default: Any, doc: str, choices: tuple[Any, ...] = ()) -> Any:
-    return field(default=default, metadata={"doc": doc, "choices": choices})
+def _setting(default: Any, doc: str, choices: tuple[Any, ...] = (), several: bool = False) -> Any:
+    """A field; with ``several``, its value is any of the choices, with commas between them."""
+    return field(default=default, metadata={"doc": doc, "choices": choices, "several": several})
 
 
 @dataclass(slots=True)
@@ -26,10 +28,25 @@ class Config:
     max_graph_ops: int = _setting(50_000, "a graph that grows past this many ops is cut by itself")
     max_tree_nodes: int = _setting(500_000, "the trace tree is forgotten when it grows past this many nodes")
     max_executables: int = _setting(1_000, "compiled graphs kept in memory, the least recently used go first")
-    max_compiles: int = _setting(0, "compiling more graphs than this raises, with the cause; 0 is no limit")
+    max_compiles: int = _setting(0, "how many graphs may be compiled; the next tells its cause; 0 is no limit")
+    max_compiles_action: str = _setting("error", "what happens past max_compiles", ("error", "warn"))
     donate: bool = _setting(True, "let the outputs of a step take over the memory of the inputs it overwrites")
+    check_bounds: bool = _setting(
+        False, "raise at the next read when an index was out of range; off, reads are clamped and writes dropped"
+    )
+    eager: bool = _setting(False, "for debugging: run each op at once, so that errors are raised at its line; slow")
     dump: str = _setting("", "folder for the IR, StableHLO and HLO of every compiled graph")
-    log: str = _setting("warning", "level of the log", ("debug", "info", "warning", "error"))
+    log: str = _setting(
+        "warning",
+        "level of the log, and topics that are logged whatever the level",
+        ("debug", "info", "warning", "error", "compile", "promote", "fallback", "cut", "step", "placement"),
+        several=True,
+    )
+    disk_cache: bool = _setting(True, "keep compiled graphs on disk, so that the next process loads them")
+    disk_cache_dir: str = _setting("", "folder of the disk cache; by default lazytpu in the user's cache folder")
+    disk_cache_bytes: int = _setting(2 << 30, "size of the disk cache, the least recently used programs go first")
+    metrics: bool = _setting(False, "measure how long recording takes and the device works in each step, too")
+    metrics_file: str = _setting("", "file that gets a line of JSON for each step; switches metrics on")
 
     def __setattr__(self, name: str, value: Any) -> None:
         spec = _FIELDS.get(name)
@@ -38,12 +55,21 @@ class Config:
         if type(value) is not type(spec.default):
             raise TypeError(f"lazytpu.config.{name} is a {type(spec.default).__name__}, not {value!r}")
         choices = spec.metadata["choices"]
-        if choices and value not in choices:
+        given = [part.strip() for part in str(value).split(",")] if spec.metadata["several"] else [value]
+        if choices and not set(given) <= set(choices):
             raise ValueError(f"lazytpu.config.{name} is one of {', '.join(map(repr, choices))}, not {value!r}")
+        if name in _changing and self is config and value != getattr(self, name):
+            _changing[name](value)
         object.__setattr__(self, name, value)
 
 
 _FIELDS = {f.name: f for f in fields(Config)}
+_changing: dict[str, Callable[[Any], None]] = {}
+
+
+def before_change(name: str, call: Callable[[Any], None]) -> None:
+    """Makes ``call`` get each new value of a field before it is set; where it raises, the field stays as it is."""
+    _changing[name] = call
 
 
 def _from_environment() -> Config:

@@ -11,7 +11,24 @@ from torch.fx.experimental import proxy_tensor
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import backend_registration
 
-from lazytpu import accelerator, autocast, composites, fast, fork, geometry, host, metas, modules, saving, torch_module
+from lazytpu import (
+    accelerator,
+    autocast,
+    collectives,
+    composites,
+    control_flow,
+    custom_ops,
+    extensions,
+    fast,
+    foreach,
+    fork,
+    geometry,
+    host,
+    metas,
+    modules,
+    saving,
+    torch_module,
+)
 from lazytpu.config import config
 from lazytpu.errors import VersionError
 from lazytpu.kernels import functional, in_place, view
@@ -76,6 +93,10 @@ def register() -> None:
     accelerator.register()
     metas.register()
     _register_kernels()
+    control_flow.register()
+    custom_ops.register()
+    extensions.register()
+    collectives.register()
     autocast.register()
     saving.register()
     modules.register()
@@ -179,10 +200,16 @@ def kernel_for(overload: OpOverload) -> Any:
             return host.fallback(overload)
         general = in_place(overload, twin)
         op = op_of(overload, twin)
-        return fast.in_place(op, general) if fast.can_generate(op) and _writes_first_only(overload) else general
+        if not _writes_first_only(overload):
+            return general
+        if not overload._schema.returns:
+            return foreach.in_place(op, general) if foreach.can_take(op) else general
+        return fast.in_place(op, general) if fast.can_generate(op) and len(overload._schema.returns) == 1 else general
     if not can_lower(overload):
         return host.fallback(overload)
     general = functional(overload)
+    if foreach.can_take(op) and op.returns is None:
+        return foreach.functional(op, general)
     return fast.functional(op, general) if fast.can_generate(op) and op.returns == 1 else general
 
 
@@ -205,4 +232,4 @@ def _made_when_called(make: Callable[[], Any]) -> Any:
 
 def _writes_first_only(overload: OpOverload) -> bool:
     written = [a.alias_info is not None and a.alias_info.is_write for a in overload._schema.arguments]
-    return written[0] and sum(written) == 1 and len(overload._schema.returns) == 1
+    return written[0] and sum(written) == 1

@@ -24,6 +24,10 @@ class LoweringError(LazyTPUError):
     """A lowering rule failed, or gave a type other than the one torch predicted."""
 
 
+class GraphBreakError(LazyTPUError):
+    """A function given to ``lazytpu.jit`` does something that cannot be part of one program."""
+
+
 class CompileError(LazyTPUError):
     """XLA could not compile a graph."""
 
@@ -36,9 +40,21 @@ class DonatedBufferError(LazyTPUError):
     """A buffer was read after its memory went to the outputs of a graph."""
 
 
+class OutOfBoundsError(LazyTPUError, IndexError):
+    """A position was out of range in a graph that ran with ``lazytpu.config.check_bounds``."""
+
+
 class ForkError(LazyTPUError):
     """The device was used in a forked child process."""
 
 
 class CompileBudgetError(LazyTPUError):
     """More graphs were compiled than ``lazytpu.config.max_compiles`` allows."""
+
+
+class ReplayError(LazyTPUError):
+    """A function given to `lazytpu.compile` does something else than what is replayed for it."""
+
+
+class ArtifactError(LazyTPUError):
+    """A file of an exported program is missing, damaged, changed, or of another version."""

@@ -86,6 +86,7 @@ def functional(op: Op, general: Kernel) -> Kernel:
                 return general(*args, **kwargs)
             made = [Storage() for _ in node.values]
             for storage, value in zip(made, node.values, strict=True):
+                assert value is not None  # a list has no undefined results
                 storage.value, storage.layout, storage.dirty = value, value.layout, step
             trace.pending.extend(made)
             begin = map(setattr, made, repeat("step"), repeat(step))

@@ -12,6 +12,11 @@ import threading
 from types import FrameType
 from typing import Any
 
+# The functions in C below the signal module's own, which turn numbers into enums: this is done at every cut.
+_get: Any = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_set: Any = getattr(signal.signal, "__wrapped__", signal.signal)
+_SIGINT = int(signal.SIGINT)
+
 
 class uninterrupted:
     """Puts Ctrl-C off to the end of the block.
@@ -27,10 +32,10 @@ class uninterrupted:
         self.received: tuple[Any, ...] | None = None
         self.owner: FrameType | None = None
         if threading.get_ident() == threading.main_thread().ident:
-            handler = signal.getsignal(signal.SIGINT)
+            handler = _get(_SIGINT)
             if callable(handler):
                 self.previous, self.owner = handler, sys._getframe(1)
-                signal.signal(signal.SIGINT, self._receive)
+                _set(_SIGINT, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         running = frame
@@ -39,12 +44,12 @@ class uninterrupted:
         if running is not None:
             self.received = number, frame
         else:
-            signal.signal(signal.SIGINT, self.previous)
+            _set(_SIGINT, self.previous)
             self.previous(number, frame)
 
     def __exit__(self, *_: object) -> None:
         self.owner = None
         if self.previous is not None:
-            signal.signal(signal.SIGINT, self.previous)
+            _set(_SIGINT, self.previous)
             if self.received is not None:
                 self.previous(*self.received)

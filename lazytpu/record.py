@@ -37,6 +37,21 @@ def cut_oversized() -> None:
     """Cuts a graph that has grown too large."""
 
 
+# Told of each op that is not found in the tree, before it is recorded (debug/breakpoints.py).
+watchers: list[Callable[[Node], None]] = []
+
+
+# Set by eager.py.
+def run_now() -> None:
+    """Runs what has just been recorded, with ``config.eager``."""
+
+
+def run_if_eager() -> None:
+    """Called after an op was recorded and its results have their storages."""
+    if config.eager:
+        run_now()
+
+
 def cut_if_oversized() -> None:
     """Called before an op is recorded, where nobody holds values that a cut would make stale."""
     if trace.cursor.depth >= config.max_graph_ops:
@@ -270,6 +285,8 @@ def _miss(op: Op, key: Any, bound: Sequence[Any], layouts: tuple[Layout, ...] | 
         key = promote.key_of(positions, key, bound)
         node = _new_node(op, key, bound, layouts, positions)
         numbers += [bound[position] for position in positions]
+    for tell in watchers:
+        tell(node)
     if trace.parted is None:
         trace.parted = (parent, node)
     parent.children[key] = node

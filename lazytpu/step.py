@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from lazytpu import events, metrics, record, runtime
+from lazytpu import bounds, events, ledger, metrics, origin, placement, record, regions, runtime
 from lazytpu.config import config
 from lazytpu.errors import DonatedBufferError
 from lazytpu.interrupts import uninterrupted
 from lazytpu.ir import site
-from lazytpu.ir.cause import cause_of
+from lazytpu.ir.diagnosis import cause_of
 from lazytpu.ir.graph import Graph, graph_of
-from lazytpu.ir.tree import Value, trace
+from lazytpu.ir.tree import Node, Value, trace
+from lazytpu.ir.uniform import unlike_numbers
 from lazytpu.storage import Cell, Storage, new_storage, resolve
 
 metrics.add_source("op", lambda: trace.ops + trace.cursor.depth)
+_CUT, _WAIT = metrics.timer("cut"), metrics.timer("wait")
+# What happens in a cut and is not its own time.
+_TIMED_APART = [_WAIT, *map(metrics.timer, ("lower", "compile", "load", "store", "dispatch"))]
 
 
-class _Plan:
-    """What to do at the cut of one path for one set of live values: run ``executable`` on these ``inputs``."""
+class Plan:
+    """What to do at the cut of one path for one set of live values: run ``executable`` on these ``inputs``.
 
-    __slots__ = ("executable", "inputs")
+    ``spread`` has for each live value its position among the outputs, None where they are the same in order.
+    """
 
-    def __init__(self, executable: runtime.Executable, inputs: tuple[int, ...]) -> None:
-        self.executable, self.inputs = executable, inputs
+    __slots__ = ("executable", "inputs", "spread")
+
+    def __init__(
+        self, executable: runtime.Executable, inputs: tuple[int, ...], spread: tuple[int, ...] | None = None
+    ) -> None:
+        self.executable, self.inputs, self.spread = executable, inputs, spread
+
+
+Planner = Callable[[list[Storage], Any], Plan]
 
 
 def live_storages() -> list[Storage]:
@@ -70,16 +84,20 @@ def mark_step(wait: bool = False) -> None:
     metrics.count("step")
     if wait:
         globals()["wait"]()
+    ledger.end_step()
 
 
-def cut(reason: str) -> None:
+@regions.region("cut", detail="reason")
+def cut(reason: str, planner: Planner | None = None) -> None:
     """Runs the pending graph.
 
     Args:
         reason: what forced it, for the report.
+        planner: decides what is run for the live storages and the key instead of this module.
     """
     with record.lock:
         trace.refuse_if_closed()
+        start, apart = time.perf_counter(), sum([series.total for series in _TIMED_APART])
         collecting = gc.isenabled()
         live: list[Storage] = []
         try:
@@ -87,7 +105,7 @@ def cut(reason: str) -> None:
             trace.close()
             live = live_storages()
             if trace.cursor.depth:
-                _cut(live, reason)
+                _cut(live, reason, planner)
             else:
                 _adopt_inputs(live)
                 _next_step()
@@ -102,6 +120,8 @@ def cut(reason: str) -> None:
                 trace.closed = False
             if collecting:
                 gc.enable()
+            apart -= sum([series.total for series in _TIMED_APART])
+            _CUT.add(time.perf_counter() - start + apart)
 
 
 def _next_step() -> None:
@@ -109,24 +129,35 @@ def _next_step() -> None:
     trace.next_step()
 
 
-def plan_pending() -> tuple[_Plan, list[Storage], Any]:
-    """What `cut` would run now: the plan, the live storages and the key (outputs, donated inputs)."""
-    live = live_storages()
+def _key(live: list[Storage]) -> Any:
+    """Outputs and donated inputs; and True behind them where positions are checked.
+
+    XLA gives the memory of donated inputs to the outputs of their type in order, and copies where it does not suit.  So
+    what overwrites an input comes first, in the order of these inputs.
+    """
+    donated, overwriting = _donated(live) if config.donate else ((), ())
+    values = [s.value for s in live if s.value.node is not None]
+    if overwriting:
+        held = set(values)
+        values = [v for v in overwriting if v in held] + values
+    key = tuple(dict.fromkeys(values)), donated
+    return (*key, True) if config.check_bounds else key
+
+
+# Called at each cut, before the graph runs, with the key of what it is to compute (debug/observe.py).
+observers: list[Callable[[Any], None]] = []
+
+
+def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
     key = _key(live)
-    return _plan(*key), live, key
-
-
-def _key(live: list[Storage]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-    outputs = tuple(dict.fromkeys([s.value for s in live if s.value.node is not None]))
-    return outputs, _donated(live) if config.donate else ()
-
-
-def _cut(live: list[Storage], reason: str) -> None:
-    outputs, donated = _key(live)
+    for observe in observers:
+        observe(key)
     with uninterrupted():
-        plan = _plan(outputs, donated) if outputs else None
-        buffers = {} if plan is None else _run(plan, outputs)
+        wanted = key[0] or config.check_bounds and bounds.checked_nodes(trace.cursor)
+        plan = None if not wanted else _plan(*key) if planner is None else planner(live, key)
+        buffers = {} if plan is None else _run(plan, key[0])
         _store(live, buffers)
+        placement.note_new_ops(trace)
         _next_step()
     metrics.count("cut")
     if reason != "mark_step":
@@ -136,22 +167,34 @@ def _cut(live: list[Storage], reason: str) -> None:
         trace.forget_paths()
 
 
-def _run(plan: _Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
+def _run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
     inputs = [trace.inputs[i][1] for i in plan.inputs]
     results = runtime.run(plan.executable, inputs, trace.floats, trace.ints, trace.complexes)
-    remember(results[plan.executable.smallest])
-    return dict(zip(outputs, results, strict=True))
+    if ledger.measuring():
+        ledger.recorded(trace.cursor, plan.executable.usage)
+    found = outputs_of(plan.executable, results, trace.cursor, outputs)
+    return dict(zip(outputs, found if plan.spread is None else [found[i] for i in plan.spread], strict=True))
+
+
+def outputs_of(executable: runtime.Executable, results: Any, path: Node, outputs: tuple[Value, ...]) -> Any:
+    """The outputs among the results of what was just started; the rest is noted for `wait` and for the next read."""
+    remember(results[executable.smallest])
+    if not executable.graph.checked:
+        return results
+    bounds.note(results[-1], path, outputs)
+    return results[:-1]
 
 
 def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
     """Gives the live storages the results; storages with one value share its buffer."""
-    first: dict[Value, Storage] = {}
+    first: dict[int, Storage] = {}
     _adopt_inputs(live)
     for storage in live:
         value = storage.value
         if value.node is not None:
-            storage.buffer, storage.shared = buffers[value], value in first
-            first.setdefault(value, storage).shared = storage.shared
+            buffer = buffers[value]
+            storage.buffer, storage.shared = buffer, id(buffer) in first
+            first.setdefault(id(buffer), storage).shared = storage.shared
         storage.value, storage.step = None, 0
 
 
@@ -176,8 +219,8 @@ def _adopt_inputs(live: list[Storage]) -> None:
                     source.shared = True
 
 
-def _donated(live: list[Storage]) -> tuple[Value, ...]:
-    """Input values whose buffers nobody can see after this step.
+def _donated(live: list[Storage]) -> tuple[tuple[Value, ...], list[Value]]:
+    """Input values whose buffers nobody can see after this step, and what overwrites the first of them.
 
     These are buffers of storages that were overwritten or have died, unless someone else holds them.
     """
@@ -186,7 +229,7 @@ def _donated(live: list[Storage]) -> tuple[Value, ...]:
     owners: dict[int, int] = {}
     for _, buffer, _ in trace.inputs:
         owners[id(buffer)] = owners.get(id(buffer), 0) + 1
-    donated = []
+    donated, overwriting, others = [], [], []
     for index, (storage, buffer, shared) in enumerate(trace.inputs):
         if shared or storage.shared or owners[id(buffer)] > 1:
             continue
@@ -195,29 +238,49 @@ def _donated(live: list[Storage]) -> tuple[Value, ...]:
         if overwritten or replaced:
             value = trace.input_value(index, storage.layout)
             if value not in kept:
-                donated.append(value)
-    return tuple(donated)
+                if overwritten:
+                    donated.append(value)
+                    overwriting.append(storage.value)
+                else:
+                    others.append(value)
+    return (*donated, *others), overwriting
 
 
-def _plan(outputs: tuple[Value, ...], donated: tuple[Value, ...]) -> _Plan:
+def _plan(outputs: tuple[Value, ...], donated: tuple[Value, ...], checks: bool = False) -> Plan:
     """Finds or compiles what to run for the path that ends at the cursor."""
-    node, key = trace.cursor, (outputs, donated)
+    node = trace.cursor
+    key = (outputs, donated, True) if checks else (outputs, donated)
     reference, inputs = node.executables.get(key, (None, ()))
     known = reference and reference()
-    if known:  # else `runtime` has forgotten it, or it is new
+    fitting = known and runtime.fits(known, trace.floats)
+    if fitting and known.settings == runtime.settings():  # else `runtime` has forgotten it, or it is new
         runtime.used(known)
         metrics.count("cache_hit")
-        return _Plan(known, inputs)
-    graph = graph_of(node, outputs, donated)
-    executable, compiled = runtime.executable_for(graph)
-    cause = cause_of(trace, key) if compiled else None
+        return Plan(known, inputs)
+    graph = graph_of(node, outputs, donated, bounds.checked_nodes(node) if checks else ())
+    executable = executable_of(graph, key, trace.floats, known if known and not fitting else None)
     inputs = tuple([v.index for v in graph.inputs])
     node.executables[key] = weakref.ref(executable), inputs
-    if cause is None:
-        metrics.count("cache_hit")
+    return Plan(executable, inputs)
+
+
+def executable_of(
+    graph: Graph, key: Any, floats: list[float] | None = None, unfit: runtime.Executable | None = None
+) -> runtime.Executable:
+    """Finds or compiles a graph of the path that ends at the cursor, and notes the cause.
+
+    Args:
+        floats: the step's numbers, where the executable is asked for again when they do not fit (`runtime.fits`).
+        unfit: the one that does not fit; then the executable is for any numbers.
+    """
+    executable, compiled = runtime.executable_for(graph, None if unfit else floats)
+    if compiled:
+        around = origin.surroundings()
+        cause = cause_of(trace, key, around) if unfit is None else unlike_numbers(unfit.graph, trace.floats)
+        events.compiled(executable.graph, cause, executable)
     else:
-        events.compiled(graph, cause, executable.lower_s + executable.compile_s, executable)
-    return _Plan(executable, inputs)
+        metrics.count("cache_hit")
+    return executable
 
 
 def pending_graph(tensors: tuple[torch.Tensor, ...] = ()) -> Graph:
@@ -261,11 +324,15 @@ def contents_of(cell: Cell, reason: str) -> torch.Tensor:
     Waits without the lock, so that others go on; where one of them has overwritten the storage meanwhile and the
     buffer is gone, the next try keeps them from it.
     """
+    step, waited_s = trace.step, _WAIT.total
     try:
-        return runtime.to_host(buffer_of(cell, reason))
+        host = runtime.to_host(buffer_of(cell, reason))
     except DonatedBufferError:
         with record.lock:
-            return runtime.to_host(buffer_of(cell, reason))
+            host = runtime.to_host(buffer_of(cell, reason))
+    events.waited(reason, str(site.line_here()), _WAIT.total - waited_s, after_cut=trace.step != step)
+    bounds.raise_if_any()
+    return host
 
 
 def read(tensor: torch.Tensor, reason: str) -> torch.Tensor:
@@ -306,7 +373,15 @@ def _packed(layout: Any) -> tuple[Any, Any]:
 
 def wait() -> None:
     """Runs what is pending and waits until the device has finished."""
+    step, waited_s = trace.step, _WAIT.total
     cut("wait")
+    wait_for_last()
+    events.waited("wait", str(site.line_here()), _WAIT.total - waited_s, after_cut=trace.step != step)
+    bounds.raise_if_any()
+
+
+def wait_for_last() -> None:
+    """Waits for what was started last."""
     if _last_result is not None:
         runtime.wait([_last_result])
 

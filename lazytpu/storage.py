@@ -29,6 +29,7 @@ class Storage:
         moved: (storage, layout) when `resize_` put the contents elsewhere.
         host: CPU memory that holds the contents until a tensor gives them a type (saving.py).
         address: what ``data_ptr`` says, once it was asked.
+        origin: the line that moved the contents here from the host (an `ir.site.Site`).
     """
 
     # Defaults of the class, and no __slots__, because making one is in the hot path: what is not set there
@@ -44,6 +45,7 @@ class Storage:
     moved: tuple[Storage, Layout] | None = None
     host: torch.UntypedStorage | None = None
     address: int = 0
+    origin: Any = None
 
 
 class Alias:

@@ -108,6 +108,10 @@ class LazyTensor(torch.Tensor):
         """A copy on the host: nobody else may see, or write to, the buffers of the device."""
         return self.cpu().__dlpack__(**options)
 
+    def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected: type | None = None) -> Any:
+        """Asked by AOTAutograd, which knows these tensors as plain ones."""
+        return self if metadata is None else None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return deepcopy_tensor(self, memo)
 

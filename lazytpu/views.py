@@ -9,7 +9,7 @@ import torch
 
 from lazytpu.ir.layout import CONJ, NEG, Layout, overlaps
 from lazytpu.ir.tree import Value, trace
-from lazytpu.record import cut_if_oversized, load, lock, read_view, record
+from lazytpu.record import cut_if_oversized, load, lock, read_view, record, run_if_eager
 from lazytpu.schema import aten, op_of
 from lazytpu.storage import Alias, Cell, Storage, commit, resolve, storage_of
 
@@ -32,6 +32,7 @@ def write(compute: Callable[[], Writes], held: Sequence[Cell] = ()) -> None:
         cut_if_oversized()
         while not _attempt(compute, held, trace.step):
             pass
+        run_if_eager()
 
 
 def _attempt(compute: Callable[[], Writes], held: Sequence[Cell], step: int) -> bool:

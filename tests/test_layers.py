@@ -16,21 +16,34 @@ ROOT = Path(__file__).parents[1] / "lazytpu"
 
 # A module imports from its own layer and from those above it in this list.  `*` stands for any name.
 LAYERS = {
-    "words": "config copying dtypes errors interrupts metrics printing random schema versions",
+    "words": (
+        "after_import cache config copying dtypes errors interrupts ledger logs metrics metrics_* printing random regions "
+        "schema versions"
+    ),
     "ir": "ir ir.*",
     "lowering": "lowering lowering.*",
-    "runtime": "events runtime",
+    "runtime": "bounds events executable compiling mappings placement runtime serialized",
     "storage": "storage tensor",
-    "recording": "infer metas promote record rehearsal views",
-    "step": "step",
-    "kernels": "autocast composites fast fork geometry host kernels modules outputs saving special",
+    "recording": "fx_graph fx_site higher_order infer metas promote record refusals rehearsal views",
+    "step": "eager origin step",
+    "kernels": (
+        "autocast collectives composites control_flow custom_ops extensions fast foreach fork geometry host "
+        "kernels modules outputs pace saving special"
+    ),
     "device": "accelerator device streams torch_module",
-    "front": "compat compat.* compile debug debug.* export export.* loader spmd spmd.*",
-    "package": "lazytpu __main__",
+    "front": (
+        "capture compile debug debug.* dynamo dynamo.* export export.* fx guards interop interop.* jit loader "
+        "profiler quantization quantization.* replay scan spmd spmd.*"
+    ),
+    "package": "lazytpu",
+    "stand-ins": "compat compat.*",
+    "commands": "cli cli.* __main__",
 }
 
 # Where jax may be imported: lowering, the run time, the table of dtypes, the check of its version.
-JAX = "lowering lowering.* runtime dtypes versions export export.* spmd spmd.*"
+JAX = (
+    "lowering lowering.* runtime compiling serialized dtypes versions export export.* fx interop interop.* profiler spmd spmd.*"
+)
 
 MAX_LINES = 400
 

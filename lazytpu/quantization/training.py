@@ -7,7 +7,7 @@ the range.  The range of the inputs is a moving average of the largest magnitude
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -57,22 +57,26 @@ class _Rounding(nn.Module):
 class RoundedLinear(_Rounding, nn.Linear):
     """``nn.Linear`` that rounds its input and weight."""
 
+    weight: nn.Parameter
+
     def __init__(self, source: nn.Linear, bits: int = 8, per_row: bool = True, momentum: float = 0.9) -> None:
         nn.Linear.__init__(self, source.in_features, source.out_features, source.bias is not None, device="meta")
-        self.weight, self.bias = source.weight, source.bias
+        self.weight, self.bias = cast("nn.Parameter", source.weight), source.bias
         self._begin(bits, per_row, momentum)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, weight = self.round_both(x)
-        return F.linear(x, weight, self.bias)
+        return F.linear(*self.round_both(x), self.bias)
 
 
 class RoundedConv(_Rounding):
     """A convolution that rounds its input and weight."""
 
+    bias: nn.Parameter | None
+
     def __init__(self, source: Conv, bits: int = 8, per_row: bool = True, momentum: float = 0.9) -> None:
         super().__init__()
-        self.weight, self.bias = source.weight, source.bias
+        self.weight = cast("nn.Parameter", source.weight)
+        self.register_parameter("bias", cast("nn.Parameter | None", source.bias))
         self.settings: dict[str, Any] = {
             name: getattr(source, name)
             for name in ("stride", "padding", "dilation", "groups", "padding_mode", "kernel_size")
@@ -88,7 +92,7 @@ class RoundedConv(_Rounding):
         padding = s["padding"]
         if s["padding_mode"] != "zeros":
             x, padding = F.pad(x, self._pads, mode=s["padding_mode"]), 0
-        return conv(x, weight, self.bias, s["stride"], padding, s["dilation"], s["groups"])  # type: ignore[no-any-return]
+        return conv(x, weight, self.bias, s["stride"], padding, s["dilation"], s["groups"])
 
     def as_conv(self) -> Conv:
         """The float convolution with this module's weight."""

@@ -1,0 +1,54 @@
+"""Names for what lazytpu does, for profilers: cutting, lowering, compiling, starting, waiting.
+
+A region is shown by whoever listens: torch's profiler, which is asked here whether it runs, and the listeners of
+`lazytpu.profiler`.  With nobody there a region is a call more, once or a few times in a step and never in an op.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import ParamSpec, TypeVar
+
+import torch
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+listeners: list[Callable[[str], AbstractContextManager[object]]] = []
+"""Called with the name of each region; what they return is entered and left with it."""
+
+_torch_is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+
+
+def region(name: str, detail: str = "") -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """A decorator that makes the calls of a function a region.
+
+    Args:
+        name: of the region, shown as ``lazytpu.<name>``.
+        detail: name of the argument that is shown behind it, which has to be the first.
+    """
+    full = f"lazytpu.{name}"
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            if not listeners and not _torch_is_profiling():
+                return function(*args, **kwargs)
+            with entered(f"{full}: {args[0] if args else kwargs[detail]}" if detail else full):
+                return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def entered(name: str) -> ExitStack:
+    """A region that is begun, for those who listen now."""
+    with ExitStack() as stack:
+        for listener in list(listeners):
+            stack.enter_context(listener(name))
+        if _torch_is_profiling():
+            stack.enter_context(torch.profiler.record_function(name))
+        return stack.pop_all()
