@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from lazytpu.copying import deepcopy_tensor, reduce_tensor
+from lazytpu.errors import BackwardError
 from lazytpu.ir.layout import Layout, root_layout
 from lazytpu.printing import represent
 from lazytpu.storage import Alias, Cell, Storage, cell_at, new_storage
@@ -53,6 +54,17 @@ class LazyTensor(torch.Tensor):
         out.__class__ = LazyTensor
         out._s = self._s
         return out
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            _Tensor.backward(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "device_ready_queues_" not in str(error):
+                raise
+            raise BackwardError(
+                "torch's autograd does not know the device: the first backward pass of this process was before it",
+                do="import lazytpu before the first backward pass",
+            ) from None
 
     @property
     def grad(self) -> Any:

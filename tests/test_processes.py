@@ -212,3 +212,17 @@ def test_share_memory(device):
 def test_subprocess_is_no_forked_child(device):
     assert run_python("import torch, lazytpu; print(torch.ones(2, device='tpu').sum().item())").stdout == "2.0\n"
     assert "test_device" in sys.modules
+
+
+def test_a_backward_pass_before_the_import_is_named():
+    done = run_python(
+        """
+        import torch
+        torch.ones(2, requires_grad=True).sum().backward()
+        import lazytpu
+        torch.ones(2, device="tpu", requires_grad=True).sum().backward()
+        """
+    )
+    assert done.returncode != 0
+    assert "BackwardError: torch's autograd does not know the device" in done.stderr
+    assert "import lazytpu before the first backward pass" in done.stderr
