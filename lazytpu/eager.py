@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lazytpu import bounds, record, step
+from lazytpu import record, step
 from lazytpu.config import before_change, config
 from lazytpu.ir.tree import Node, trace
 
@@ -24,16 +24,29 @@ def forget_as_you_go(on: bool) -> None:
         trace.remember(not _reasons)
 
 
-def watch(tell: Callable[[Node], None]) -> None:
-    """Makes ``tell`` get each op, just before it is recorded."""
+def watch(tell: Callable[[Node], None], done: Callable[[], None]) -> None:
+    """Makes ``tell`` get each op, just before it is recorded, and calls ``done`` when it is.
+
+    Where a tensor is read meanwhile the graph is cut, and the op is recorded, and told of, again.
+    """
     forget_as_you_go(True)
     record.watchers.append(tell)
+    record.after_write.append(done)
 
 
-def unwatch(tell: Callable[[Node], None]) -> None:
+def unwatch(tell: Callable[[Node], None], done: Callable[[], None]) -> None:
     """Ends `watch`."""
     record.watchers.remove(tell)
+    record.after_write.remove(done)
     forget_as_you_go(False)
+
+
+def _switch(on: bool) -> None:
+    forget_as_you_go(on)
+    if on:
+        record.after_write.append(_run_now)
+    else:
+        record.after_write.remove(_run_now)
 
 
 def _run_now() -> None:
@@ -45,11 +58,9 @@ def _run_now() -> None:
         for storage in trace.rewind(start):
             storage.value, storage.step, storage.dirty = None, 0, 0
         raise
-    step.wait_for_last()
-    bounds.raise_if_any()
+    step.wait()
 
 
-record.run_now = _run_now
-before_change("eager", forget_as_you_go)
+before_change("eager", _switch)
 if config.eager:  # from the environment
-    forget_as_you_go(True)
+    _switch(True)

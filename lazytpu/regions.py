@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -49,6 +49,10 @@ def entered(name: str) -> ExitStack:
     with ExitStack() as stack:
         for listener in list(listeners):
             stack.enter_context(listener(name))
-        if _torch_is_profiling():
-            stack.enter_context(torch.profiler.record_function(name))
+        stack.enter_context(for_torch(name))
         return stack.pop_all()
+
+
+def for_torch(name: str) -> AbstractContextManager[object]:
+    """A region in torch's profiler, if it runs."""
+    return torch.profiler.record_function(name) if _torch_is_profiling() else nullcontext()

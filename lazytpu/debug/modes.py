@@ -1,0 +1,136 @@
+"""`eager`, which runs each op at once, and `break_at`, which stops where an op is recorded."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from lazytpu import eager as each_op
+from lazytpu.config import config
+from lazytpu.ir.site import Site, is_user_file
+from lazytpu.ir.tree import Node, trace
+from lazytpu.schema import aten
+
+
+@contextmanager
+def eager(on: bool = True) -> Iterator[None]:
+    """Runs each op inside at once, as ``lazytpu.config.eager = True`` does: errors are raised at its own line.
+
+    Example:
+        >>> with lazytpu.debug.eager():  # doctest: +SKIP
+        ...     loss = net(x).sum()
+    """
+    before = config.eager
+    config.eager = on
+    try:
+        yield
+    finally:
+        config.eager = before
+
+
+class Break:
+    """What `break_at` has set; ``with`` or `remove` ends it."""
+
+    def __init__(self, op: str, call: Callable[[Node], None] | None) -> None:
+        self.op = op
+        self._call = call
+        self._busy = False  # the debugger's user computes something
+        self._recorded_again = False  # the op that was stopped at is recorded again, because a tensor was read there
+        each_op.watch(self._tell, self._done)
+        self._set = True
+
+    def _tell(self, node: Node) -> None:
+        if self._busy or self._recorded_again or not _matches(node, self.op):
+            return
+        step = trace.step
+        self._busy = True
+        try:
+            if self._call is not None:
+                self._call(node)
+            else:
+                _stop(node)
+        finally:
+            self._busy = False
+            self._recorded_again = trace.step != step
+
+    def _done(self) -> None:
+        self._recorded_again = False
+
+    def remove(self) -> None:
+        """Ends it."""
+        if self._set:
+            self._set = False
+            each_op.unwatch(self._tell, self._done)
+
+    def __enter__(self) -> Break:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def break_at(op: str, call: Callable[[Node], None] | None = None) -> Break:
+    """Stops in the debugger at your line, each time an op is recorded there, just before it is.
+
+    Args:
+        op: as the IR calls it: ``aten.mm``, ``aten.add.Tensor``, or ``aten.add`` for all of its overloads.  Writing in
+            place is recorded as its functional twin: ``x.add_(y)`` as ``aten.add.Tensor``.
+        call: called instead of the debugger with the node: ``node.op.name``, ``node.args``, ``node.kwargs``,
+            ``node.layout`` (the type of the result), ``node.site``.
+
+    Returns:
+        What ends it: its ``remove()``, or ``with lazytpu.debug.break_at(...):``.
+
+    Raises:
+        ValueError: there is no such op.
+    """
+    namespace, _, name = op.partition(".")
+    if namespace == "aten" and not hasattr(aten, name.partition(".")[0]):
+        raise ValueError(f"there is no op {op!r}; names are those of lazytpu.ir_text(), such as 'aten.mm'")
+    return Break(op, call)
+
+
+def _matches(node: Node, op: str) -> bool:
+    name = str(node.op.name)
+    return name == op or name.startswith(f"{op}.") or f"{name}.default" == op
+
+
+def _stop(node: Node) -> None:
+    site: Site = node.site
+    types = ", ".join(repr(v.layout) for v in node.values if v is not None)
+    print(f"{node.op.name} -> {types} is about to be recorded at {site.describe()}", file=sys.stderr)
+    frame = _user_frame()
+    if frame is None:
+        breakpoint()
+        return
+    import bdb  # slow to import, and seldom wanted
+    import pdb
+
+    debugger = pdb.Pdb(skip=["lazytpu.*", "torch.*"])
+    debugger.reset()
+    debugger.interaction(frame, None)
+    if debugger.quitting:
+        raise bdb.BdbQuit
+    if debugger.stoplineno != -1:  # step or next: goes on from the user's frame
+        at: FrameType | None = frame
+        while at is not None:
+            at.f_trace = debugger.trace_dispatch
+            debugger.botframe = at
+            at = at.f_back
+        sys.settrace(debugger.trace_dispatch)
+
+
+def _user_frame() -> FrameType | None:
+    """The innermost frame of the user's, of the main thread where this one has none (the backward pass)."""
+    main: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+    for start in (sys._getframe(1), main):
+        frame: FrameType | None = start
+        while frame is not None:
+            if is_user_file(frame.f_code.co_filename):
+                return frame
+            frame = frame.f_back
+    return None

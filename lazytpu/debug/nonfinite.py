@@ -1,0 +1,151 @@
+"""`find_nan`: the first op that makes a NaN or an infinity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lazytpu import origin, step
+from lazytpu.debug.observe import Observed, describe, observed_now, observing, results_of
+from lazytpu.ir.graph import Graph
+from lazytpu.ir.layout import root_layout
+from lazytpu.ir.site import UNKNOWN, Site
+from lazytpu.ir.tree import Node, Value, operands
+from lazytpu.schema import Op, aten, op_of
+
+_CHECKED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """Where the first NaN or infinity came from.
+
+    Attributes:
+        op: the aten op that made it; empty where an input of the graph held it already.
+        site: the line and module of the op, or of the first op that reads the input.
+        operands: each tensor operand: type and range; numbers by their values.
+        result: type and range of the result, or of the input.
+        tensor: what is known of the input, such as ``parameter `net.0.weight```.
+        graph: which graph it was, counted from 1 since `find_nan` began.
+    """
+
+    op: str
+    site: Site
+    operands: tuple[str, ...]
+    result: str
+    tensor: str = ""
+    graph: int = 1
+
+    def __str__(self) -> str:
+        source = f"the input {self.tensor}".rstrip() + ("," if ", " in self.tensor else "")
+        what = f"{self.op} gives" if self.op else f"{source} is"
+        lines = [f"{what} {self.result}", f"  at    {self.site.describe()}"]
+        lines += [f"  with  {text}" for text in self.operands]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+class _Search:
+    """Looks at each graph until it has found something."""
+
+    def __init__(self, inf: bool) -> None:
+        self.inf = inf
+        self.graphs = 0
+        self.found: NonFinite | None = None
+
+    def look(self, observed: Observed) -> None:
+        if self.found is not None:
+            return
+        self.graphs += 1
+        graph = observed.graph(observed.outputs)
+        values = [v for v in graph.inputs if v.layout.dtype in _CHECKED]
+        values += [v for node in graph.nodes for v in results_of(node) if v.layout.dtype in _CHECKED]
+        flags = observed.run(_with_flags(graph, values, self.inf))
+        bad = {v for v, flag in zip(values, flags, strict=True) if bool(flag) is not self.inf}
+        for node in graph.nodes:
+            read = [x for x in operands(node) if type(x) is Value]
+            inputs = [v for v in read if v in bad and v.node is None]
+            if inputs:
+                self.found = self._input(inputs[0], node, observed)
+                return
+            if bad.intersection(results_of(node)) and not bad.intersection(read):
+                self.found = self._op(node, read, observed)
+                return
+
+    def _input(self, value: Value, node: Node, observed: Observed) -> NonFinite:
+        text = describe(value.layout, observed.contents([value])[value])
+        tensor = origin.surroundings().describe(value)
+        return NonFinite("", node.site or UNKNOWN, (), text, tensor, self.graphs)
+
+    def _op(self, node: Node, read: list[Value], observed: Observed) -> NonFinite:
+        results = results_of(node)
+        contents = observed.contents([*read, *results])
+        texts = [
+            describe(x.layout, contents[x]) if isinstance(x, Value) else f"the number {observed.number(x)}"
+            for x in operands(node)
+            if isinstance(x, Value) or x.dtype != "rng"
+        ]
+        made = ", ".join(describe(v.layout, contents[v]) for v in results)
+        return NonFinite(node.op.name, node.site or UNKNOWN, tuple(texts), made, graph=self.graphs)
+
+
+def _with_flags(graph: Graph, values: list[Value], inf: bool) -> Graph:
+    """The graph with one bool for each value instead of its outputs: all finite (``inf``), or any NaN."""
+    test, fold = (aten.isfinite.default, aten.all.default) if inf else (aten.isnan.default, aten.any.default)
+    added: list[Node] = []
+    for value in values:
+        size = value.layout.size
+        stride = torch.empty(size, device="meta").stride()
+        each = _node(op_of(test), value, size, stride)
+        added += [each, _node(op_of(fold), each.value, (), ())]
+    return replace(graph, nodes=(*graph.nodes, *added), outputs=tuple(n.value for n in added[1::2]), donated=())
+
+
+def _node(op: Op, value: Value, size: tuple[int, ...], stride: tuple[int, ...]) -> Node:
+    node = Node(None)
+    node.op, node.args = op, (value,)
+    node.set_results((root_layout(size, stride, torch.bool),), 0)
+    return node
+
+
+def find_nan(
+    function: Callable[..., Any] | None = None, *args: Any, inf: bool = True, **kwargs: Any
+) -> NonFinite | None:
+    """The first op that makes a NaN or an infinity out of operands that have none.
+
+    Each graph that the function records is run an extra time, with a flag for each of its values; the function goes
+    on as ever, and what is found first is returned when it is done.
+
+    Args:
+        function: a function, or one given to `lazytpu.compile`, whose calls are recorded this time.  Without one,
+            what is pending is searched, and run.
+        args, kwargs: for the function.
+        inf: whether infinities count.  Masks of attention are made with ``-inf`` on purpose; False looks for NaN only.
+
+    Returns:
+        What was found, None if nothing was.  An error that the function raises is raised here too, unless something
+        was found before it.
+
+    Example:
+        >>> lazytpu.debug.find_nan(train_step, x, y)  # doctest: +SKIP
+        aten.log gives f32[64] with 1 inf, the rest from -3.1 to 0.2
+          at    train.py:31  Net
+          with  f32[64] from 0 to 1.2
+    """
+    search = _Search(inf)
+    try:
+        if function is None:
+            with observed_now(search.look):
+                step.cut("find_nan")
+        else:
+            with observing(search.look, "find_nan"):
+                held = function(*args, **kwargs)  # to the cut, or nothing would need what leads to it
+            del held
+    except Exception:
+        if search.found is None:
+            raise
+    return search.found

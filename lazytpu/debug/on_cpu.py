@@ -1,0 +1,87 @@
+"""One recorded op on the CPU, with the operands it had on the device."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from lazytpu.debug.observe import Observed
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.subgraph import Subgraph
+from lazytpu.ir.tree import Node, Number, Value
+
+# Results that the operands do not decide: signs and bases of factors.
+_SEVERAL_ANSWERS = re.compile(r"svd|eig|(?<!s)qr|householder|lobpcg")
+
+
+def why_not(node: Node) -> str:
+    """Why an op cannot be compared; empty where it can."""
+    name = str(node.op.name)
+    if node.op.random:
+        return "draws random numbers"
+    if "empty" in name:
+        return "gives memory nobody has written"
+    if _SEVERAL_ANSWERS.search(name):
+        return "has several right results"
+    if any(isinstance(x, Subgraph) for x in (*node.args, *node.kwargs.values())):
+        return "has a body"
+    return ""
+
+
+def run_on_cpu(
+    node: Node, contents: dict[Value, torch.Tensor], observed: Observed, *, double: bool = False
+) -> list[torch.Tensor | None]:
+    """The results of an op, one for each of ``node.values``, in torch's own kernels.
+
+    Args:
+        contents: what its tensor operands hold.
+        double: computed in float64, for knowing which of two results is nearer the truth.
+    """
+
+    def given(x: Any) -> Any:
+        if type(x) is Value:
+            tensor = laid_out(contents[x], x.layout)
+            return wide(tensor) if double and tensor.dtype in _WIDER else tensor
+        if type(x) is Number:
+            number = observed.number(x)
+            if isinstance(x.dtype, torch.dtype):
+                return torch.tensor(number, dtype=_WIDER.get(x.dtype, x.dtype) if double else x.dtype)
+            return x.dtype(number)
+        return _WIDER.get(x, x) if double and isinstance(x, torch.dtype) else x
+
+    args, kwargs = tree_map(given, (list(node.args), dict(node.kwargs)), is_leaf=lambda x: type(x) in (Value, Number))
+    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        flat = tree_flatten(node.op.recorded(*args, **kwargs), is_leaf=lambda x: x is None)[0]
+    results: list[torch.Tensor | None] = []
+    for value, result in zip(node.values, flat, strict=True):
+        if value is None or result is None:
+            results.append(None)
+            continue
+        result = result.resolve_conj().resolve_neg()
+        results.append(result if double and result.dtype in _WIDER.values() else result.to(value.layout.dtype))
+    return results
+
+
+_WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
+_WIDER |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In double precision; strides stay."""
+    return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
+
+
+def laid_out(contents: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A copy that lies in memory as the layout says, because some ops look at strides."""
+    contents = contents.to(layout.dtype)
+    repeated = [dim for dim, (n, s) in enumerate(zip(layout.size, layout.stride, strict=True)) if s == 0 and n > 1]
+    if layout.overlapping and not repeated:
+        return contents.clone()
+    part = contents
+    for dim in repeated:
+        part = part.narrow(dim, 0, 1)
+    stride = [1 if dim in repeated else s for dim, s in enumerate(layout.stride)]
+    return torch.empty_strided(part.shape, stride, dtype=layout.dtype).copy_(part).expand(layout.size)
