@@ -63,7 +63,8 @@ class Capture:
             executable,
             [arguments.get(id(s), s) for s in inputs],
             [twins.get(v, []) for v in graph.inputs],
-            *([[] for _ in graph.outputs] for _ in range(2)),
+            [[] for _ in graph.outputs],
+            [[] for _ in graph.outputs],
             [],
             [],
             lambda made: None,
@@ -208,7 +209,9 @@ def _returns(call: Call) -> list[Any]:
 
 def _other_numbers(old: Call, new: Call) -> str:
     random = {i for at in new.keys for i in (at, at + 1)}
-    for kind, a, b in zip("fic", old.numbers, new.numbers, strict=True):
+    before: tuple[Sequence[Any], ...] = old.numbers
+    after: tuple[Sequence[Any], ...] = new.numbers
+    for kind, a, b in zip("fic", before, after, strict=True):
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
             if not (x == y or (x != x and y != y)) and not (kind == "i" and i in random):
                 place = next(

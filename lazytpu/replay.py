@@ -229,7 +229,7 @@ class Program:
             grads = [(s, g.slot) for s, g in zip(self._grad_storages, self.call.gradients, strict=True)]
             for storage, slot in (*self.slots.items(), *grads):
                 if storage.__class__ is Parked:
-                    storage.__class__ = Storage
+                    storage.__class__ = Storage  # type: ignore[assignment]
                     write_buffer(storage, self.held[slot], slot in self._shared)
             self.held = []
 

@@ -222,7 +222,7 @@ def test_a_changed_flag_compiles_again_and_says_so(device: torch.device) -> None
     lazytpu.config.check_bounds = False
     run()
     assert metrics.counter("compile") == compiles + 1
-    assert events.compilations[-1].cause.text == "lazytpu.config.check_bounds was on and is off"
+    assert events.compilations[-1].cause.text == "lazytpu.config.check_bounds was True and is False"
     for flag in (True, False, True):
         lazytpu.config.check_bounds = flag
         run()

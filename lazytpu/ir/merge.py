@@ -82,7 +82,7 @@ class _Merge:
             return node
         for i, element in enumerate(elements):
             if i != first[element]:
-                self.known[node.values[i]] = node.values[first[element]]  # type: ignore[index, assignment]
+                self.known[node.values[i]] = node.values[first[element]]  # type: ignore[index]
 
         def chosen(x: Any) -> Any:
             return [x[i] for i in kept] if isinstance(x, list) else x

@@ -9,7 +9,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype
+from lazytpu.lowering.rules.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
 
@@ -85,7 +85,14 @@ def baddbmm(out, x, a, b, out_dtype=None, *, beta=1, alpha=1):
 
 @lowers(aten.addbmm.default)
 def addbmm(out, x, a, b, *, beta=1, alpha=1):
-    return add_scaled(out, x, product(a, b, ((0, 2), (0, 1))), beta, alpha)
+    if compute_dtype(out.dtype) == out.dtype or a.shape[0] < 2:
+        return add_scaled(out, x, product(a, b, ((0, 2), (0, 1))), beta, alpha)
+    first = add_scaled(out, x, product(a[0], b[0], ((1,), (0,))), beta, alpha)  # eager rounds after each matrix
+
+    def step(total, pair):
+        return add_scaled(out, total, product(*pair, ((1,), (0,))), 1, alpha), None
+
+    return lax.scan(step, first, (a[1:], b[1:]))[0]
 
 
 @lowers(aten.addmv.default)
@@ -99,7 +106,12 @@ def addr(out, x, u, v, *, beta=1, alpha=1):
         outer = u[:, None] & v[None, :] & jnp.asarray(alpha, bool)
         return jnp.broadcast_to(x & jnp.asarray(beta, bool), out.shape) | outer
     dtype = compute_dtype(out.dtype)
-    return add_scaled(out, x, u.astype(dtype)[:, None] * v.astype(dtype)[None, :], beta, alpha)
+    if dtype == out.dtype:
+        return add_scaled(out, x, u[:, None] * v[None, :], beta, alpha)
+    # eager rounds after each operation
+    x, u, v, beta, alpha = (rounded(jnp.asarray(t, dtype), out.dtype) for t in (x, u, v, beta, alpha))
+    outer = rounded(rounded(alpha * u, out.dtype)[:, None] * v[None, :], out.dtype)
+    return lax.convert_element_type(jnp.broadcast_to(rounded(beta * x, out.dtype), out.shape) + outer, out.dtype)
 
 
 @lowers(aten.matmul.default)

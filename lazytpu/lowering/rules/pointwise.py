@@ -108,6 +108,23 @@ lowers_each(
 )
 
 
+def _gcd(x, y):
+    """Euclid's algorithm with C's remainder, as eager has it: it ends for the least integer too, which has no abs."""
+
+    def step(state):
+        a, b = state
+        return jnp.where(a == 0, 0, lax.rem(b, jnp.where(a == 0, 1, a))), jnp.where(a == 0, b, a)
+
+    return lax.while_loop(lambda state: jnp.any(state[0] != 0), step, (jnp.abs(x), jnp.abs(y)))[1]
+
+
+def _lcm(x, y):
+    divisor = _gcd(x, y)
+    small = x.dtype.itemsize < 4  # which C computes as int
+    x, y, divisor = (a.astype(jnp.int32) if small else a for a in (x, y, divisor))
+    return jnp.abs(lax.div(x, jnp.where(divisor == 0, 1, divisor)) * y)
+
+
 def _integer_pow(x, n):
     """x ** n for integers that wrap around; negative exponents give 0 except for bases 1 and -1."""
     one = lax.full_like(x, 1)
@@ -222,8 +239,8 @@ lowers_each(
         aten.fmax.default: pointwise(jnp.fmax),
         aten.fmin.default: pointwise(jnp.fmin),
         aten.hypot.default: pointwise(jnp.hypot),
-        aten.gcd.default: pointwise(jnp.gcd),
-        aten.lcm.default: pointwise(jnp.lcm),
+        aten.gcd.default: pointwise(_gcd),
+        aten.lcm.default: pointwise(_lcm),
         aten.sinc.default: pointwise(jnp.sinc),
         aten.deg2rad.default: pointwise(lambda x: x * (math.pi / 180)),
         aten.rad2deg.default: pointwise(lambda x: x * (180 / math.pi)),

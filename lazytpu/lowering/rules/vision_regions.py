@@ -156,7 +156,7 @@ def _pixels(start, size, n, limit):
 
 
 def _each_pixel(ys, xs, state, visit):
-    """Calls ``state = visit(state, y [K,ph,1], x [K,1,pw], inside [K,ph,pw])`` for the pixels of the bins, row by row."""
+    """Calls ``state = visit(state, y [K,ph,1], x [K,1,pw], inside [K,ph,pw])`` for each pixel of the bins."""
     (y0, y1), (x0, x1) = ys, xs
     rows, columns = jnp.max(y1 - y0, initial=0), jnp.max(x1 - x0, initial=0)
 
