@@ -13,7 +13,7 @@ from lazytpu import versions  # isort: skip
 
 versions.check()  # before anything private of torch or jax is touched
 
-from lazytpu import cache, events, export, lowering, metrics
+from lazytpu import cache, debug, events, export, lowering, metrics, profiler
 from lazytpu.compile import compile
 from lazytpu.config import config
 from lazytpu.debug.dump import dump as _dump
@@ -32,6 +32,7 @@ from lazytpu.jit import jit
 from lazytpu.loader import DeviceLoader
 from lazytpu.pace import register as _register_pace
 from lazytpu.runtime import platform
+from lazytpu.scan import scan_layers
 from lazytpu.step import mark_step, wait
 
 register()
@@ -50,6 +51,7 @@ __all__ = [
     "call_jax",
     "compile",
     "config",
+    "debug",
     "device",
     "device_count",
     "explain",
@@ -65,6 +67,8 @@ __all__ = [
     "mark_step",
     "metrics",
     "platform",
+    "profiler",
+    "scan_layers",
     "stablehlo_text",
     "sync",
     "to_jax",

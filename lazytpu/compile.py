@@ -33,6 +33,7 @@ MAX_RECORDED = 5
 """Calls of one kind that are recorded in a row before they are given up as ones that cannot be replayed."""
 
 _MAX_KINDS = 32
+_LAZY = {LazyTensor}
 _LR_CHANGES = 2  # between calls, one after the other, before a learning rate becomes a tensor
 _TENSOR_LR = (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.RAdam)
 
@@ -72,7 +73,7 @@ class CompiledStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if trace.forgetful:  # somebody looks at each op
             return self._plainly(args, kwargs)
-        if not kwargs and all([type(x) is LazyTensor for x in args]):
+        if not kwargs and {*map(type, args)} <= _LAZY:
             leaves, spec = args, None
         else:
             leaves, spec = tree_flatten((args, kwargs))  # type: ignore[assignment]
@@ -83,6 +84,7 @@ class CompiledStep:
             self._kinds.keep(key, kind)
         program = kind.program
         if program is not None:
+            assert kind.guards is not None  # set with the program
             if kind.guards.hold() and kind.rebinds == tensor.rebinds:
                 if self._verify_every and kind.replays % self._verify_every == self._verify_every - 1:
                     return self._verify(kind, leaves, args, kwargs)
@@ -165,7 +167,7 @@ class CompiledStep:
         return result
 
     def _recorded(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> tuple[Guards, Call | None, Any]:
-        """Runs the function; the guards from before it, what it did (None where its graph was cut), what it returned."""
+        """Runs the function: the guards from before it, what it did (None where its graph was cut) and returned."""
         self._found = Guards(self._function)
         for optimizer in self._found.optimizers:
             _make_capturable(optimizer)
@@ -285,7 +287,9 @@ def _make_lr_tensors(optimizer: torch.optim.Optimizer) -> None:
     """Makes the learning rates of an optimizer tensors, which schedulers fill in place."""
     for group in optimizer.param_groups:
         parameter = next(iter(group["params"]), None)
-        if isinstance(optimizer, _TENSOR_LR) and isinstance(group["lr"], float) and is_device_tensor(parameter):
+        if parameter is None or not is_device_tensor(parameter):
+            continue
+        if isinstance(optimizer, _TENSOR_LR) and isinstance(group["lr"], float):
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float64, device=parameter.device)
             if isinstance(optimizer, torch.optim.SGD):  # its other forms read the number
                 group["fused"], group["foreach"] = True, False

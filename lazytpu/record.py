@@ -37,19 +37,12 @@ def cut_oversized() -> None:
     """Cuts a graph that has grown too large."""
 
 
-# Told of each op that is not found in the tree, before it is recorded (debug/breakpoints.py).
+# For debugging (eager.py, debug/observe.py): told of each op that is not found in the tree, before it is recorded;
+# called when an op that took the general way was recorded and its results have their storages; told at each cut, before
+# the graph runs, the key of what it is to compute.
 watchers: list[Callable[[Node], None]] = []
-
-
-# Set by eager.py.
-def run_now() -> None:
-    """Runs what has just been recorded, with ``config.eager``."""
-
-
-def run_if_eager() -> None:
-    """Called after an op was recorded and its results have their storages."""
-    if config.eager:
-        run_now()
+after_write: list[Callable[[], None]] = []
+observers: list[Callable[[Any], None]] = []
 
 
 def cut_if_oversized() -> None:

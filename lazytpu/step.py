@@ -14,7 +14,7 @@ import torch
 
 from lazytpu import bounds, events, ledger, metrics, origin, placement, record, regions, runtime
 from lazytpu.config import config
-from lazytpu.errors import DonatedBufferError
+from lazytpu.errors import DonatedBufferError, LazyTPUError
 from lazytpu.interrupts import uninterrupted
 from lazytpu.ir import site
 from lazytpu.ir.diagnosis import cause_of
@@ -97,6 +97,12 @@ def cut(reason: str, planner: Planner | None = None) -> None:
     """
     with record.lock:
         trace.refuse_if_closed()
+        if trace.apart:
+            raise LazyTPUError(
+                f"a layer of scan_layers needs the value of a tensor ({reason})",
+                at=str(site.line_here()),
+                do="use a plain loop over the layers",
+            )
         start, apart = time.perf_counter(), sum([series.total for series in _TIMED_APART])
         collecting = gc.isenabled()
         live: list[Storage] = []
@@ -144,13 +150,9 @@ def _key(live: list[Storage]) -> Any:
     return (*key, True) if config.check_bounds else key
 
 
-# Called at each cut, before the graph runs, with the key of what it is to compute (debug/observe.py).
-observers: list[Callable[[Any], None]] = []
-
-
 def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
     key = _key(live)
-    for observe in observers:
+    for observe in record.observers:
         observe(key)
     with uninterrupted():
         wanted = key[0] or config.check_bounds and bounds.checked_nodes(trace.cursor)
@@ -375,15 +377,10 @@ def wait() -> None:
     """Runs what is pending and waits until the device has finished."""
     step, waited_s = trace.step, _WAIT.total
     cut("wait")
-    wait_for_last()
-    events.waited("wait", str(site.line_here()), _WAIT.total - waited_s, after_cut=trace.step != step)
-    bounds.raise_if_any()
-
-
-def wait_for_last() -> None:
-    """Waits for what was started last."""
     if _last_result is not None:
         runtime.wait([_last_result])
+    events.waited("wait", str(site.line_here()), _WAIT.total - waited_s, after_cut=trace.step != step)
+    bounds.raise_if_any()
 
 
 def forget() -> None:

@@ -31,6 +31,7 @@ PRIVATE_TORCH = (
     "_C._are_functorch_transforms_active",
     "_C._autograd.DeviceType.PrivateUse1",
     "_C._autograd._get_current_graph_task_keep_graph",
+    "_C._autograd._profiler_enabled",
     "_C._current_autograd_node",
     "_C._disabled_torch_function_impl",
     "_C._dispatch_get_all_op_names",
@@ -39,6 +40,7 @@ PRIVATE_TORCH = (
     "_C._functorch.is_functorch_wrapped_tensor",
     "_C._get_privateuse1_backend_name",
     "_C._to_dlpack",
+    "_check",
     "_decomp.decomposition_table",
     "_dispatch.python.enable_python_dispatcher",
     "_guards.TracingContext",
@@ -51,6 +53,7 @@ PRIVATE_TORCH = (
     "_higher_order_ops.while_loop.while_loop_stack_output_op",
     "_is_functional_tensor",
     "_neg_view",
+    "_ops.HigherOrderOperator",
     "_ops.OpOverload",
     "_pack_padded_sequence",
     "_register_device_module",
@@ -75,9 +78,20 @@ PRIVATE_TORCH = (
     "storage._new_dtypes",
     "utils._pytree.tree_flatten",
     "utils._pytree.tree_map",
+    "utils._pytree.tree_map_only",
     "utils._pytree.tree_unflatten",
+    "utils._pytree.treespec_dumps",
 )
 """Every private name of torch that the package uses, below ``torch``."""
+
+PRIVATE_WHEN_USED = (
+    "_dynamo",
+    "_functorch.partitioners",
+    "ops._c10d_functional",
+    "utils._sympy.interp",
+    "utils._sympy.reference",
+)
+"""More of them, in parts of torch that are imported only by those who use them; a second each, so not looked at here."""
 
 PASSING_OPS = {
     "aten.cholesky.default": "until 2.13",

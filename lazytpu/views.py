@@ -9,7 +9,7 @@ import torch
 
 from lazytpu.ir.layout import CONJ, NEG, Layout, overlaps
 from lazytpu.ir.tree import Value, trace
-from lazytpu.record import cut_if_oversized, load, lock, read_view, record, run_if_eager
+from lazytpu.record import after_write, cut_if_oversized, load, lock, read_view, record
 from lazytpu.schema import aten, op_of
 from lazytpu.storage import Alias, Cell, Storage, commit, resolve, storage_of
 
@@ -32,7 +32,8 @@ def write(compute: Callable[[], Writes], held: Sequence[Cell] = ()) -> None:
         cut_if_oversized()
         while not _attempt(compute, held, trace.step):
             pass
-        run_if_eager()
+        for call in after_write:
+            call()
 
 
 def _attempt(compute: Callable[[], Writes], held: Sequence[Cell], step: int) -> bool:

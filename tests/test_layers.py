@@ -32,8 +32,8 @@ LAYERS = {
     ),
     "device": "accelerator device streams torch_module",
     "front": (
-        "capture compile debug debug.* dynamo dynamo.* export export.* fx guards interop interop.* jit loader "
-        "profiler quantization quantization.* replay scan spmd spmd.*"
+        "capture compile debug debug.* dynamo dynamo.* export export.* fx guards interop interop.* jit layers loader "
+        "profiler quantization quantization.* replay scan scan_bodies spmd spmd.*"
     ),
     "package": "lazytpu",
     "stand-ins": "compat compat.*",
@@ -41,9 +41,7 @@ LAYERS = {
 }
 
 # Where jax may be imported: lowering, the run time, the table of dtypes, the check of its version.
-JAX = (
-    "lowering lowering.* runtime compiling serialized dtypes versions export export.* fx interop interop.* profiler spmd spmd.*"
-)
+JAX = "lowering lowering.* runtime compiling serialized dtypes versions export export.* fx interop interop.* profiler spmd spmd.*"
 
 MAX_LINES = 400
 

@@ -163,10 +163,12 @@ class Trace:
         nodes: how many nodes the tree holds.
         parted: (node, its new child) where this step left the known paths.
         forgetful: nothing recorded is found again, see `remember`.
+        apart: the body of a loop is being recorded, on a path of its own that must not be cut.
         shadow: after a number was promoted, the node of the path left there that corresponds to the cursor.
     """
 
     __slots__ = (
+        "apart",
         "closed",
         "complexes",
         "cursor",
@@ -188,7 +190,7 @@ class Trace:
     def __init__(self) -> None:
         self.root = self.cursor = Node(None)
         self.step = self.recorded_step = 1
-        self.closed = False
+        self.closed = self.apart = False
         self.forgetful = False
         self.inputs: list[tuple[Any, Any, bool]] = []
         self.floats: list[float] = []
@@ -264,7 +266,6 @@ class Trace:
         self.nodes = 0
         if self.cursor.depth == 0:
             self.cursor = self.root
-
 
     def remember(self, on: bool) -> None:
         """Whether what is recorded is found again.
