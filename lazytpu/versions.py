@@ -91,7 +91,7 @@ PRIVATE_WHEN_USED = (
     "utils._sympy.interp",
     "utils._sympy.reference",
 )
-"""More of them, in parts of torch that are imported only by those who use them; a second each, so not looked at here."""
+"""More of them, in parts of torch that take a second to import, so they are not looked at here."""
 
 PASSING_OPS = {
     "aten.cholesky.default": "until 2.13",
