@@ -29,7 +29,7 @@ def jit(function: Callable[..., Any] | None = None, *, static: str | Iterable[st
     Args:
         function: takes and returns any nesting of tensors and constants; on the device, or on the CPU, from where
             every call moves them.
-        static: names of arguments whose ``float``s are part of the program.  Other floats are inputs, 0-dim tensors
+        static: names of arguments whose floats are part of the program.  Other floats are inputs, 0-dim tensors
             inside the function, so a learning rate may change from call to call.  All else that is no tensor
             (ints, strings, flags, dtypes) is part of the program anyway, and each new value compiles another.
 

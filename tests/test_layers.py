@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1] / "lazytpu"
 # A module imports from its own layer and from those above it in this list.  `*` stands for any name.
 LAYERS = {
     "words": (
-        "after_import cache config copying dtypes errors interrupts ledger logs metrics metrics_* printing random regions "
-        "schema versions"
+        "after_import cache config copying dtypes errors interrupts ledger logs metrics metrics_* printing "
+        "random regions schema versions"
     ),
     "ir": "ir ir.*",
     "lowering": "lowering lowering.*",
@@ -32,8 +32,8 @@ LAYERS = {
     ),
     "device": "accelerator device streams torch_module",
     "front": (
-        "capture compile debug debug.* dynamo dynamo.* export export.* fx guards interop interop.* jit layers loader "
-        "profiler quantization quantization.* replay scan scan_bodies spmd spmd.*"
+        "capture compile debug debug.* dynamo dynamo.* export export.* fx guards interop interop.* jit layers "
+        "loader profiler quantization quantization.* replay scan scan_bodies spmd spmd.*"
     ),
     "package": "lazytpu",
     "stand-ins": "compat compat.*",
@@ -41,7 +41,10 @@ LAYERS = {
 }
 
 # Where jax may be imported: lowering, the run time, the table of dtypes, the check of its version.
-JAX = "lowering lowering.* runtime compiling serialized dtypes versions export export.* fx interop interop.* profiler spmd spmd.*"
+JAX = (
+    "lowering lowering.* runtime compiling serialized dtypes versions export export.* fx interop "
+    "interop.* profiler spmd spmd.*"
+)
 
 MAX_LINES = 400
 

@@ -92,7 +92,7 @@ class StableHLOModule:
         """Runs the program.
 
         Args:
-            *args, **kwargs: as for the original module: tensors on the device (the call is recorded as one op) or on
+            args, kwargs: as for the original module: tensors on the device (the call is recorded as one op) or on
                 the CPU, or arrays of jax or numpy.
 
         Returns:

@@ -55,8 +55,8 @@ def call_jax(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     Python does not run again.
 
     Args:
-        function: takes and returns pytrees of arrays, as `jax.tree_util` knows them.
-        *args, **kwargs: pytrees.  Device tensors, jax arrays and numpy arrays in them are arrays for ``function``;
+        function: takes and returns pytrees of arrays, as ``jax.tree_util`` knows them.
+        args, kwargs: pytrees.  Device tensors, jax arrays and numpy arrays in them are arrays for ``function``;
             all else (numbers, strings, None) is passed as it is and must be hashable, and the function is traced
             again for each value: give a number that changes as a tensor of no dimensions.
 

@@ -52,7 +52,7 @@ class JaxFunction:
 
         Args:
             params: name to array, as in ``self.params``; other floating dtypes are taken as they are.
-            *args, **kwargs: pytrees; arrays in them are tensors for the module, all else is passed as it is and must
+            args, kwargs: pytrees; arrays in them are tensors for the module, all else is passed as it is and must
                 be hashable.
             buffers: name to array, as in ``self.buffers``.  Buffers have no gradient.
             rng: a key of ``jax.random``, or an int, for modules that draw random numbers.
