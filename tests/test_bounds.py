@@ -166,6 +166,7 @@ def test_the_first_bad_op_of_several(device: torch.device) -> None:
 
 
 def test_training_step(device: torch.device) -> None:
+    torch.manual_seed(0)
     embedding = torch.nn.Embedding(4, 3).to(device)
     optimizer = torch.optim.SGD(embedding.parameters(), 0.1)
 
@@ -179,7 +180,7 @@ def test_training_step(device: torch.device) -> None:
 
     losses = [train([0, k % 4]) for k in range(20)]
     assert len(bounds._reports) < 20  # those that are done and good are forgotten
-    assert losses[-1].item() < losses[0].item()
+    assert losses[16].item() < losses[0].item()  # of the same tokens
     compiles = metrics.counter("compile")
     bad = train([0, 4])
     with pytest.raises(IndexError, match=r"aten\.embedding: index 4(.|\n)*Embedding"):
