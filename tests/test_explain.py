@@ -766,7 +766,7 @@ def test_time_waited_is_that_of_the_device(device: torch.device, monkeypatch: py
     torch.ones(3).to(device).sinh().sum().item()
     monkeypatch.undo()
     ((_, tally),) = events.cuts.items()
-    assert tally.count == 1 and tally.seconds == 1.0  # one tick from the beginning of the wait to its end
+    assert tally.count == 1 and 1.0 <= tally.seconds <= 3.0  # a tick for each look from the beginning to the end
 
 
 @pytest.mark.filterwarnings("ignore:.*runs on the CPU")
