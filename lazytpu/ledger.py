@@ -66,7 +66,12 @@ metrics.on_reset(_ledger.reset)
 
 def measuring() -> bool:
     """Whether what costs a little is measured, too: how long recording takes, and how long the device works."""
-    return config.metrics or config.metrics_file != ""
+    return config.metrics or steps_file() != ""
+
+
+def steps_file() -> str:
+    """Where each step is written as a line of JSON: the file that is asked for, or that of the dump; empty for none."""
+    return config.metrics_file or (os.path.join(config.dump, "times", "steps.jsonl") if config.dump else "")
 
 
 def use_pace(measure: Callable[[], None], of_path: Callable[[Any], float]) -> None:
@@ -123,8 +128,8 @@ def end_step() -> None:
         *[new - old for new, old in zip(ledger.counts, counts, strict=True)],
     )
     metrics.add_step(done)
-    if config.metrics_file:
-        _file.write(done)
+    if path := steps_file():
+        _file.write(path, done)
     if logs.is_on("step"):
         logs.note("step", "%s", one_line(done))
     for listener in listeners:
@@ -144,7 +149,7 @@ def one_line(step: Step) -> str:
 
 
 class _File:
-    """The file of ``lazytpu.config.metrics_file``: one JSON object a line.
+    """A file of one JSON object a line.
 
     Lines go straight to the system, so a crash loses none, and a forked child has none to write a second time.
     """
@@ -153,16 +158,18 @@ class _File:
         self._path = ""
         self._descriptor = -1
 
-    def write(self, step: Step) -> None:
-        """Adds a step.
+    def write(self, path: str, step: Step) -> None:
+        """Adds a step to the file at ``path``.
 
         Raises:
             OSError: the file cannot be written.
         """
-        if self._path != config.metrics_file:
+        if self._path != path:
             self.close()
-            self._descriptor = os.open(config.metrics_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            self._path = config.metrics_file
+            if path != config.metrics_file:  # the dump's, which makes its folder with the first graph
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._path = path
         os.write(self._descriptor, (json.dumps(step._asdict()) + "\n").encode())
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from dumped_program import FORWARD_LINE, dump_into, the_dump
 
 import lazytpu
-from lazytpu import step
+from lazytpu import ledger, step
 from lazytpu.debug import cost, draw, dump, hlo, links, passes
 from lazytpu.debug.compare import nearest, text_of, unified
 from lazytpu.debug.folder import Dump, NotADump, open_dump
@@ -149,7 +149,6 @@ def test_a_file_that_cannot_be_made_ends_no_run(tmp_path, monkeypatch, device, c
         raise OSError("no space")
 
     step.forget()
-    monkeypatch.setattr(lazytpu.config, "metrics_file", "")
     monkeypatch.setattr(lazytpu.config, "dump", str(tmp_path / "graphs"))
     monkeypatch.setattr(draw, "svg_of", fail)
     x = torch.arange(7.0, device=device)
@@ -266,3 +265,16 @@ def test_what_many_ops_share_is_said_to_be_of_the_first_of_them(device):
     found = links.origins(module, names)
     assert (found[2].how, found[2].ops) == ("user", list(range(links.MAX_OPS)))
     assert found[3 + 20].ops == [20]
+
+
+def test_dumping_changes_no_other_setting(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazytpu.config, "dump", str(tmp_path / "graphs"))
+    torch.arange(11.0, device=device).tan().tolist()
+    lazytpu.mark_step()
+    assert (tmp_path / "graphs" / "times" / "steps.jsonl").read_text()
+    assert ledger.measuring()
+    assert lazytpu.config.metrics_file == ""
+    monkeypatch.setattr(lazytpu.config, "dump", "")
+    assert not ledger.measuring()

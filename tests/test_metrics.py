@@ -69,11 +69,9 @@ def test_times_add_up(device: torch.device) -> None:
         "transferring",
     )
     for s in lazytpu.metrics.steps():
-        told = sum(s[f"{part}_s"] or 0.0 for part in parts)
-        assert told == pytest.approx(s["total_s"], rel=1e-6) or s["python_s"] == 0.0 and told > s["total_s"]
+        assert sum(s[f"{part}_s"] or 0.0 for part in parts) == pytest.approx(s["total_s"], rel=1e-6)
         assert all((s[f"{part}_s"] or 0.0) >= 0 for part in parts)
-        if not ledger.measuring():  # as it is not asked for
-            assert s["recording_s"] is None and s["running_s"] is None
+        assert s["recording_s"] is None and s["running_s"] is None  # as it is not asked for
 
 
 PAUSE_S = 0.05

@@ -95,8 +95,6 @@ def _run_in(folder: Path) -> _Run:
         times.mkdir(parents=True, exist_ok=True)
         for name in ("compiles.jsonl", "steps.jsonl"):
             (times / name).write_text("")
-        if not config.metrics_file:
-            config.metrics_file = str(times / "steps.jsonl")
     return _run
 
 
