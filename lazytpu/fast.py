@@ -38,15 +38,13 @@ from typing import Any
 import torch
 
 from lazytpu.ir.tree import trace
-from lazytpu.record import float_key, load
+from lazytpu.record import INT64_MAX, float_key, load
 from lazytpu.schema import ABSENT, Argument, Op
 from lazytpu.storage import Alias, Storage
 from lazytpu.tensor import LazyTensor, adopt, make
 
 Kernel = Callable[..., Any]
 _KINDS = {"tensor", "number", "attr", "list", "float", "scalar", "ignored"}
-
-_INT_MAX = (1 << 63) - 1
 
 
 def can_generate(op: Op) -> bool:
@@ -132,7 +130,7 @@ def _operand(op: Op, i: int, argument: Argument, beside_target: bool) -> list[st
         f"elif type({a}) is float:",
         f"    {k} = float",
         f"    floats += ({a},)",
-        f"elif type({a}) is int and -INT_MAX <= {a} <= INT_MAX:",
+        f"elif type({a}) is int and -INT64_MAX <= {a} <= INT64_MAX:",
         f"    {k} = int",
         f"    ints += ({a},)",
         f"elif {a} is None or {a} is ABSENT: {k} = {a}",
@@ -214,7 +212,7 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
     scope = {
         "ABSENT": ABSENT,
         "Alias": Alias,
-        "INT_MAX": _INT_MAX,
+        "INT64_MAX": INT64_MAX,
         "LazyTensor": LazyTensor,
         "META": torch._C.DispatchKeySet(torch._C.DispatchKey.Meta),
         "Storage": Storage,

@@ -14,14 +14,13 @@ from typing import Any
 from torch.autograd.graph import increment_version
 
 from lazytpu.ir.tree import trace
-from lazytpu.record import cut_if_oversized, load, lock
+from lazytpu.record import INT64_MAX, cut_if_oversized, load, lock
 from lazytpu.schema import ABSENT, Op
 from lazytpu.storage import Storage
 from lazytpu.tensor import make
 
 Kernel = Callable[..., Any]
 _KINDS = {"tensors", "number", "numbers"}
-INT_MAX = (1 << 63) - 1
 
 
 def can_take(op: Op) -> bool:
@@ -131,7 +130,7 @@ def _key(op: Op, bound: Sequence[Any], targets: set[Any]) -> tuple[Any, list[flo
         elif type(x) is float:
             parts.append(float)
             floats.append(x)
-        elif type(x) is int and -INT_MAX <= x <= INT_MAX:
+        elif type(x) is int and -INT64_MAX <= x <= INT64_MAX:
             parts.append(int)
             ints.append(x)
         else:

@@ -29,7 +29,7 @@ from lazytpu.tensor import LazyTensor
 lock = threading.RLock()  # held by misses, cuts and everything off the hot path
 _KIND = {float: "f", int: "i", bool: "i", complex: "c"}
 _NAN = object()
-_INT64_MAX = (1 << 63) - 1
+INT64_MAX = (1 << 63) - 1
 
 
 # Set by step.py: cuts the graph when it has grown past config.max_graph_ops.
@@ -190,7 +190,7 @@ def random_numbers(op: Op, bound: Sequence[Any]) -> list[int]:
 
 def signed(key: Iterable[int]) -> list[int]:
     """Unsigned 64-bit numbers as the int64 of the same bits."""
-    return [k - (1 << 64) if k > _INT64_MAX else k for k in key]
+    return [k - (1 << 64) if k > INT64_MAX else k for k in key]
 
 
 def _key(argument: Any, x: Any, numbers: list[Any]) -> Any:
@@ -245,7 +245,7 @@ def number_key(x: Any, numbers: list[Any]) -> Any:
     """The type of a number from Python, whose value becomes an input of the graph."""
     if isinstance(x, torch.Tensor):
         x = x.item()
-    if type(x) is int and not -_INT64_MAX - 1 <= x <= _INT64_MAX:
+    if type(x) is int and not -INT64_MAX - 1 <= x <= INT64_MAX:
         if x > (1 << 64) - 1 or x < 0:
             raise RuntimeError("value cannot be converted to type int64_t without overflow")
         x -= 1 << 64

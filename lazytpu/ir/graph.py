@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.printer import graph_text
 from lazytpu.ir.tree import Node, Number, Value, operands
 
@@ -113,8 +112,3 @@ def graph_of(
         last.counts,
         bool(roots),
     )
-
-
-def input_layouts(graph: Graph) -> tuple[Layout, ...]:
-    """Types of the inputs."""
-    return tuple(v.layout for v in graph.inputs)

@@ -107,23 +107,40 @@ def _channel_of(out_channels, pooled):
     return jnp.arange(n, dtype=jnp.int32).reshape(out_channels, *pooled)
 
 
-@lowers("torchvision.ps_roi_align.default", dynamic="spatial_scale")
-def ps_roi_align(out, x, rois, spatial_scale, pooled_height, pooled_width, sampling_ratio):
-    pooled = pooled_height, pooled_width
-    channel = _channel_of(out[0].shape[1], pooled)
-    mapping = jnp.broadcast_to(channel, out[0].shape)
-    if 0 in out[0].shape or x.size == 0:
-        return jnp.zeros(out[0].shape, out[0].dtype), mapping
+def _position_sensitive(out, x, rois, pooled, pool):
+    """The results of pooling with channels of its own for each bin: the values, and the channel of each.
+
+    Args:
+        pool: gives the values, of ``(rois, read, zeros)``; ``read(y, x)`` is what a place of the bins' channels holds.
+    """
+    values, _ = out
+    channel = _channel_of(values.shape[1], pooled)
+    mapping = jnp.broadcast_to(channel, values.shape)
+    if 0 in values.shape or x.size == 0:
+        return jnp.zeros(values.shape, values.dtype), mapping
     dtype = compute_dtype(x.dtype)
     planes, rois = x.astype(dtype), rois.astype(dtype)
     batch = _batch_of(rois)[:, None]
 
-    def visit(total, at_y, at_x, weight):
-        return total + planes.at[batch, channel[None], at_y[:, None], at_x[:, None]].get(mode="clip") * weight[:, None]
+    def read(at_y, at_x):
+        return planes.at[batch, channel[None], at_y[:, None], at_x[:, None]].get(mode="clip")
 
-    where = _align(rois, spatial_scale, pooled, sampling_ratio, 0.5, None)
-    total = _each_point(rois, where, pooled, x.shape[2:], jnp.zeros(out[0].shape, dtype), visit)
-    return total.astype(out[0].dtype), mapping
+    return pool(rois, read, jnp.zeros(values.shape, dtype)).astype(values.dtype), mapping
+
+
+@lowers("torchvision.ps_roi_align.default", dynamic="spatial_scale")
+def ps_roi_align(out, x, rois, spatial_scale, pooled_height, pooled_width, sampling_ratio):
+    pooled = pooled_height, pooled_width
+
+    def pool(rois, read, zeros):
+        where = _align(rois, spatial_scale, pooled, sampling_ratio, 0.5, None)
+
+        def visit(total, at_y, at_x, weight):
+            return total + read(at_y, at_x) * weight[:, None]
+
+        return _each_point(rois, where, pooled, x.shape[2:], zeros, visit)
+
+    return _position_sensitive(out, x, rois, pooled, pool)
 
 
 @lowers("torchvision._ps_roi_align_backward.default", dynamic="spatial_scale")
@@ -223,22 +240,17 @@ def _mean_weight(ys, xs, dtype):
 @lowers("torchvision.ps_roi_pool.default", dynamic="spatial_scale")
 def ps_roi_pool(out, x, rois, spatial_scale, pooled_height, pooled_width):
     pooled = pooled_height, pooled_width
-    channel = _channel_of(out[0].shape[1], pooled)
-    mapping = jnp.broadcast_to(channel, out[0].shape)
-    if 0 in out[0].shape or x.size == 0:
-        return jnp.zeros(out[0].shape, out[0].dtype), mapping
-    dtype = compute_dtype(x.dtype)
-    planes, rois = x.astype(dtype), rois.astype(dtype)
-    batch = _batch_of(rois)[:, None]
-    # Torchvision leaves out the last row and column here, though not in the gradient.
-    ys, xs = _position_bins(rois, spatial_scale, pooled, [n - 1 for n in x.shape[2:]])
 
-    def visit(total, at_y, at_x, inside):
-        value = planes.at[batch, channel[None], at_y[:, None], at_x[:, None]].get(mode="clip")
-        return total + jnp.where(inside[:, None], value, 0)
+    def pool(rois, read, zeros):
+        # Torchvision leaves out the last row and column here, though not in the gradient.
+        ys, xs = _position_bins(rois, spatial_scale, pooled, [n - 1 for n in x.shape[2:]])
 
-    total = _each_pixel(ys, xs, jnp.zeros(out[0].shape, dtype), visit)
-    return (total * _mean_weight(ys, xs, dtype)).astype(out[0].dtype), mapping
+        def visit(total, at_y, at_x, inside):
+            return total + jnp.where(inside[:, None], read(at_y, at_x), 0)
+
+        return _each_pixel(ys, xs, zeros, visit) * _mean_weight(ys, xs, zeros.dtype)
+
+    return _position_sensitive(out, x, rois, pooled, pool)
 
 
 @lowers("torchvision._ps_roi_pool_backward.default", dynamic="spatial_scale")
