@@ -35,3 +35,10 @@ def nothing_pending() -> Iterator[None]:
         finally:  # if it fails again, it fails this test, and is dropped so that it fails no other
             trace.pending.clear()
             trace.next_step()
+
+
+@pytest.fixture
+def fresh_dynamo() -> None:
+    """Dynamo knows no function, and nothing has been counted."""
+    torch._dynamo.reset()
+    lazytpu.metrics.reset()

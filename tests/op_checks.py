@@ -310,11 +310,16 @@ def jvp(op: Any, sample: Any, device: torch.device) -> list[Compare]:
     """Forward-mode derivatives, through ``torch.func.jvp``."""
     if not op.supports_forward_ad or not has_values(op, sample):
         return []
+    return _as_on_the_cpu(_jvp, op, sample, device)
+
+
+def _as_on_the_cpu(transform: Callable[..., Any], op: Any, sample: Any, device: torch.device) -> list[Compare]:
+    """What a transform gives on both, where the CPU does not refuse it."""
     args, kwargs, device_args, device_kwargs = arguments(op, sample, device)
-    want, refused = error_of(_jvp, op, sample, args, kwargs)
+    want, refused = error_of(transform, op, sample, args, kwargs)
     if refused is not None or want is None:
         return []
-    got = _jvp(op, sample, device_args, device_kwargs)
+    got = transform(op, sample, device_args, device_kwargs)
     return [lambda: differences(got, want, True)]
 
 
@@ -329,12 +334,7 @@ def vmap(op: Any, sample: Any, device: torch.device) -> list[Compare]:
     """A batch of two, through ``torch.func.vmap``."""
     if not has_values(op, sample):
         return []
-    args, kwargs, device_args, device_kwargs = arguments(op, sample, device)
-    want, refused = error_of(_vmap, op, sample, args, kwargs)
-    if refused is not None or want is None:
-        return []
-    got = _vmap(op, sample, device_args, device_kwargs)
-    return [lambda: differences(got, want, True)]
+    return _as_on_the_cpu(_vmap, op, sample, device)
 
 
 def _vmap(op: Any, sample: Any, args: Any, kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from dynamo_marks import QUIET
 from torch._higher_order_ops.associative_scan import associative_scan, associative_scan_op
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
@@ -13,11 +14,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import lazytpu
 
-# Dynamo looks at the gradient of every tensor and hides torch's warning; made an error, it cannot be hidden.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-]
+pytestmark = QUIET
 
 
 def branch(x, y):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from dynamo_marks import FRESH
 from torch import nn
 
 import lazytpu
@@ -20,16 +21,7 @@ from lazytpu.host import FallbackWarning
 
 ROOT = Path(__file__).parents[1]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    lazytpu.metrics.reset()
+pytestmark = FRESH
 
 
 class Net(nn.Module):

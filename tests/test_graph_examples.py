@@ -7,15 +7,13 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from dynamo_marks import QUIET
 
 import lazytpu
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-]
+pytestmark = QUIET
 
 
 @pytest.fixture

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dynamo_marks import FRESH
 from torch import nn
 
 import lazytpu
 from lazytpu.errors import GraphBreakError, UnsupportedOpError
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    lazytpu.metrics.reset()
+pytestmark = FRESH
 
 
 @pytest.mark.parametrize("where", ["tpu", "cpu"])
