@@ -25,7 +25,8 @@ def twin_with_other_numbers(node: Node) -> tuple[Node | None, tuple[int, ...]]:
         The node, if there is one, and the positions of the numbers.
     """
     dynamic = dynamic_arguments(node.op.recorded)
-    known = trace.shadow.children if trace.shadow is not None else trace.cursor.children
+    assert node.parent is not None
+    known = trace.shadow.children if trace.shadow is not None else node.parent.children
     for other in known.values():
         if other.op is node.op and _types(other) == _types(node):
             keys = enumerate(zip(node.key[1:], other.key[1:], strict=True))
@@ -64,11 +65,11 @@ def _number_type(key: Any) -> type | None:
     return kind if kind in (int, float) else None
 
 
-def remember(op: Op, changed: Sequence[int]) -> tuple[int, ...]:
-    """Notes that numbers at these positions change where the cursor stands; returns all that do."""
-    promoted = trace.cursor.promoted or {}
+def remember(parent: Node, op: Op, changed: Sequence[int]) -> tuple[int, ...]:
+    """Notes that numbers at these positions change in an op after ``parent``; returns all that do."""
+    promoted = parent.promoted or {}
     positions = tuple(sorted({*promoted.get(op, ()), *changed}))
-    trace.cursor.promoted = {**promoted, op: positions}
+    parent.promoted = {**promoted, op: positions}
     return positions
 
 
@@ -80,12 +81,12 @@ def key_of(positions: Sequence[int], key: Any, bound: Sequence[Any]) -> Any:
     return tuple(changed)
 
 
-def known_node(op: Op, key: Any, bound: Sequence[Any], numbers: list[Any]) -> Node | None:
-    """The child that takes the numbers which are known to change here as inputs; they join ``numbers``."""
-    positions = (trace.cursor.promoted or {}).get(op)
+def known_node(parent: Node, op: Op, key: Any, bound: Sequence[Any], numbers: list[Any]) -> Node | None:
+    """The child of ``parent`` that takes the numbers known to change there as inputs; they join ``numbers``."""
+    positions = (parent.promoted or {}).get(op)
     if positions is None:
         return None
-    node = trace.cursor.children.get(key_of(positions, key, bound))
+    node = parent.children.get(key_of(positions, key, bound))
     if node is not None:
         numbers += [bound[position] for position in positions]
     return node

@@ -165,9 +165,9 @@ def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None =
             parent = trace.cursor
             node = parent.children.get(key)
             if node is None and parent.promoted is not None:
-                node = promote.known_node(op, key, bound, numbers)
+                node = promote.known_node(parent, op, key, bound, numbers)
             if node is None:
-                node = _miss(op, key, bound, layouts, numbers)
+                node = _miss(parent, op, key, bound, layouts, numbers)
             if op.random:
                 numbers += random_numbers(op, bound)
             floats = [v for v in numbers if type(v) is float]
@@ -262,21 +262,26 @@ def float_key(x: Any) -> Any:
     return x if x != 0 or copysign(1.0, x) > 0 else "-0.0"
 
 
-def _miss(op: Op, key: Any, bound: Sequence[Any], layouts: tuple[Layout, ...] | None, numbers: list[Any]) -> Node:
-    """The node for a key the cursor's children lack: made now, or one that takes a number as an input."""
-    parent = trace.cursor
-    node = _new_node(op, key, bound, layouts, ())
+def _miss(
+    parent: Node, op: Op, key: Any, bound: Sequence[Any], layouts: tuple[Layout, ...] | None, numbers: list[Any]
+) -> Node:
+    """The node for a key the children of ``parent`` lack: made now, or one that takes a number as an input.
+
+    Other threads find their ops and move the cursor meanwhile, so all of this is about ``parent``; whether the cursor
+    still stands there is seen when the node is committed.
+    """
+    node = _new_node(parent, op, key, bound, layouts, ())
     other, changed = promote.twin_with_other_numbers(node)
     trace.shadow = other
     if changed:
-        positions = promote.remember(op, changed)
+        positions = promote.remember(parent, op, changed)
         for position in changed:
             events.promoted(op.name, op.arguments[position].name, node.site.describe())
-        promoted = promote.known_node(op, key, bound, numbers)
+        promoted = promote.known_node(parent, op, key, bound, numbers)
         if promoted is not None:
             return promoted
         key = promote.key_of(positions, key, bound)
-        node = _new_node(op, key, bound, layouts, positions)
+        node = _new_node(parent, op, key, bound, layouts, positions)
         numbers += [bound[position] for position in positions]
     for tell in watchers:
         tell(node)
@@ -288,13 +293,18 @@ def _miss(op: Op, key: Any, bound: Sequence[Any], layouts: tuple[Layout, ...] | 
 
 
 def _new_node(
-    op: Op, key: Any, bound: Sequence[Any], layouts: tuple[Layout, ...] | None, promoted: Sequence[int]
+    parent: Node,
+    op: Op,
+    key: Any,
+    bound: Sequence[Any],
+    layouts: tuple[Layout, ...] | None,
+    promoted: Sequence[int],
 ) -> Node:
-    counts = list(trace.cursor.counts)
+    counts = list(parent.counts)
     args = [_operand(a, b, k, counts) for a, b, k in zip(op.arguments, bound, key[1:], strict=False)]
     for position in promoted:
         args[position] = _number(type(bound[position]), counts)
-    node = Node(trace.cursor)
+    node = Node(parent)
     node.op, node.key, node.site = op, key, site.here()
     node.args, node.kwargs = _call_form(op, args)
     if op.random:

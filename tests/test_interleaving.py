@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import lazytpu
-from lazytpu import kernels
+from lazytpu import kernels, record
 from lazytpu.ir.tree import trace
 
 PACKAGE = kernels.__file__.rpartition("/")[0]
@@ -239,6 +239,24 @@ def test_threads_that_record_while_others_cut(device: torch.device) -> None:
     with threads_that_switch(1e-5, [partial(work, k) for k in range(3)]):
         pass
     assert not failures
+
+
+def test_a_new_node_stays_where_it_was_looked_up(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another op is recorded while the node of one is made; each keeps its number."""
+    lazytpu.mark_step()
+    x, y = torch.ones(2).to(device), torch.ones(2).to(device)
+    real, armed, others = record._operand, [True], []
+
+    def operand(*args: Any) -> Any:
+        if armed:
+            armed.clear()
+            others.append(y * 7)
+        return real(*args)
+
+    monkeypatch.setattr(record, "_operand", operand)
+    assert (x * 3).tolist() == [3.0, 3.0]
+    assert others[0].tolist() == [7.0, 7.0]
+    assert ((y * 7).tolist(), (x * 3).tolist()) == ([7.0, 7.0], [3.0, 3.0])  # and found again
 
 
 def test_no_update_is_lost_between_threads(device: torch.device) -> None:
