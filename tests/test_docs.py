@@ -88,7 +88,7 @@ def printed_by(page: Path, folder: Path) -> list[str]:
 
 
 def comparable(text: str) -> str:
-    """A text without what differs from run to run: seconds, the order that follows from them, hashes, trailing space."""
+    """A text without what differs from run to run: seconds and the order they give, hashes, trailing space."""
     text = re.sub(r"\d+\.\d+ (m?s)\b", r"# \1", text)
     text = re.sub(r"\b[0-9a-f]{8}\b", "########", text)
     lines = [line.rstrip() for line in text.strip().splitlines()]
