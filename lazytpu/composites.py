@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 
+from lazytpu.ir.layout import Layout
 from lazytpu.kernels import call_meta, on_other_device, record_new
 from lazytpu.record import is_device_tensor
 from lazytpu.schema import aten, op_of
 from lazytpu.special import kernel
+from lazytpu.tensor import LazyTensor
 
 
 @kernel("_native_multi_head_attention")
@@ -178,3 +181,38 @@ def rrelu_with_noise(x: Any, noise: Any, *args: Any, **kwargs: Any) -> Any:
 def tensor_split(x: torch.Tensor, sections: torch.Tensor, dim: int = 0) -> Any:
     """``torch.tensor_split`` with its sections in a tensor, which torch wants on the CPU: it reads them."""
     return aten.tensor_split.tensor_indices_or_sections.decompose(x, sections.cpu(), dim)
+
+
+_LINEAR = aten.linear.default
+_linear_handle = _LINEAR._handle.redispatch_boxed
+_BELOW_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+# Leads to torch's own derivative of `linear`, which it has for nested tensors and for devices with such a kernel.
+_WITH_GRADIENT = _BELOW_AUTOGRAD.add(torch._C.DispatchKey.AutogradNestedTensor)
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """``F.linear`` as one node with one gradient node, on the way through autograd.
+
+    Torch composes it of a transposition and ``addmm`` on most devices, which are nine nodes with their gradients.  That
+    stays where one derivative for all three arguments would save a tensor that eager does not save, as the
+    user would notice who writes to it.
+    """
+    if type(x) is LazyTensor and type(weight) is LazyTensor and forward_ad._current_level < 0:
+        if x.requires_grad:
+            way = _WITH_GRADIENT if weight.requires_grad else None
+        else:
+            way = None if weight.requires_grad or (bias is not None and bias.requires_grad) else _BELOW_AUTOGRAD
+        if way is None and not torch.is_grad_enabled():
+            way = _BELOW_AUTOGRAD
+        if way is not None and _is_plain(x._s.layout, weight._s.layout, bias):
+            return _linear_handle(way, x, weight, bias)
+    return _LINEAR.decompose(x, weight, bias)
+
+
+def _is_plain(x: Layout, weight: Layout, bias: Any) -> bool:
+    """Whether eager's results and gradients are contiguous and real, and nothing broadcasts."""
+    if not (x.contiguous and weight.contiguous and len(weight.size) == 2 and len(x.size) > 1):
+        return False
+    if 0 in x.size or 0 in weight.size or x.dtype.is_complex:
+        return False
+    return bias is None or (type(bias) is LazyTensor and bias._s.layout.size == weight.size[:1])

@@ -131,6 +131,8 @@ def _register_kernels() -> None:
         for key in (KEY, f"Autograd{KEY}"):
             library.impl("scaled_dot_product_attention", composites.scaled_dot_product_attention, key)
             library.impl("tensor_split.tensor_indices_or_sections", composites.tensor_split, key)
+        library.impl("linear", kernel_for(aten.linear.default), KEY)
+        library.impl("linear", composites.linear, f"Autograd{KEY}")
 
 
 def _on_a_device_there_is(kernel: Any) -> Any:
@@ -210,7 +212,12 @@ def kernel_for(overload: OpOverload) -> Any:
     general = functional(overload)
     if foreach.can_take(op) and op.returns is None:
         return foreach.functional(op, general)
-    return fast.functional(op, general) if fast.can_generate(op) and op.returns == 1 else general
+    return fast.functional(op, general) if fast.can_generate(op) and _returns_tensors(overload) else general
+
+
+def _returns_tensors(overload: OpOverload) -> bool:
+    returns = [str(r.type) for r in overload._schema.returns]
+    return bool(returns) and set(returns) == {"Tensor"}
 
 
 def _with_out(overload: OpOverload) -> Any:

@@ -56,7 +56,9 @@ def can_generate(op: Op) -> bool:
 
 
 def functional(op: Op, general: Kernel) -> Kernel:
-    """The fast form of `kernels.functional` for an op that returns one tensor."""
+    """The fast form of `kernels.functional` for an op that returns one tensor, or several."""
+    if op.returns != 1:
+        return _several(op, general)
     lines = [*_operands(op), "s = Storage()", "s.dirty = step", "pending_append(s)", f"key = ({_key(op)})"]
     lines += _commit(op, ["s.value = node.value", "s.step = step"])
     lines += [
@@ -68,6 +70,23 @@ def functional(op: Op, general: Kernel) -> Kernel:
         "t._s = s",
         "return t",
     ]
+    return _compile(op, lines, general)
+
+
+def _several(op: Op, general: Kernel) -> Kernel:
+    """`functional` for an op that returns a tuple, in which the node has None where a result was not asked for."""
+    assert op.returns is not None
+    at = range(op.returns)
+    lines = _operands(op)
+    for i in at:
+        lines += [f"s{i} = Storage()", f"s{i}.dirty = step", f"pending_append(s{i})"]
+    stores = [f"{', '.join(f'v{i}' for i in at)} = node.values"]
+    for i in at:
+        stores += [f"if v{i} is not None:", f"    s{i}.value = v{i}", f"    s{i}.step = step"]
+    lines += [f"key = ({_key(op)})", *_commit(op, stores)]
+    for i in at:
+        lines += [f"if v{i} is not None: s{i}.layout = v{i}.layout"]
+    lines += [f"return {', '.join(f'None if v{i} is None else make(s{i})' for i in at)}"]
     return _compile(op, lines, general)
 
 

@@ -54,7 +54,8 @@ def run_on_cpu(
 
     args, kwargs = tree_map(given, (list(node.args), dict(node.kwargs)), is_leaf=lambda x: type(x) in (Value, Number))
     with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
-        flat = tree_flatten(node.op.recorded(*args, **kwargs), is_leaf=lambda x: x is None)[0]
+        kernel = _COMPOSED.get(node.op.recorded, node.op.recorded)
+        flat = tree_flatten(kernel(*args, **kwargs), is_leaf=lambda x: x is None)[0]
     results: list[torch.Tensor | None] = []
     for value, result in zip(node.values, flat, strict=True):
         if value is None or result is None:
@@ -64,6 +65,18 @@ def run_on_cpu(
         results.append(result if double and result.dtype in _WIDER.values() else result.to(value.layout.dtype))
     return results
 
+
+def _linear_backward(x: Any, grad: Any, weight: Any, mask: list[bool]) -> list[torch.Tensor | None]:
+    rows = grad.flatten(0, -2)
+    return [
+        grad @ weight if mask[0] else None,
+        rows.mT @ x.flatten(0, -2) if mask[1] else None,
+        rows.sum(0) if mask[2] else None,
+    ]
+
+
+# Ops that torch has kernels of for other devices than the CPU.
+_COMPOSED: dict[Any, Any] = {torch.ops.aten.linear_backward.default: _linear_backward}
 
 _WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
 _WIDER |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
