@@ -14,6 +14,7 @@ from jax import lax
 
 _CORES = os.cpu_count() or 1
 PLACES = 256 * _CORES  # columns of one product: enough for the matrix kernel to be fast on every core
+MOST_SLICES = 9  # of an input, one for each tap
 COLUMN_BYTES = 3 * _CORES << 19  # memory for columns at a time: about what second level caches hold
 
 
@@ -33,13 +34,23 @@ def _framed(x, sizes, stride, offsets):
 
 
 def _columns(x, sizes, stride, offsets):
-    """[channel, image, *spatial] to [channel, tap, image, *sizes]."""
-    taps = []
-    for tap in itertools.product(*offsets):
-        start = (0, 0, *tap)
-        limit = (*x.shape[:2], *(t + (n - 1) * s + 1 for t, n, s in zip(tap, sizes, stride, strict=True)))
-        taps.append(lax.slice(x, start, limit, (1, 1, *stride)))
-    return lax.expand_dims(taps[0], (1,)) if len(taps) == 1 else jnp.stack(taps, 1)
+    """[channel, image, *spatial] to [channel, tap, image, *sizes].
+
+    XLA makes a loop of each slice and compiles it.  A large kernel is cut along one dimension after the other, which
+    are 14 slices for 7 x 7 taps, and moves a seventh more memory.
+    """
+    taps = [len(o) for o in offsets]
+    if np.prod(taps) <= MOST_SLICES:
+        pieces = []
+        for tap in itertools.product(*offsets):
+            start = (0, 0, *tap)
+            limit = (*x.shape[:2], *(t + (n - 1) * s + 1 for t, n, s in zip(tap, sizes, stride, strict=True)))
+            pieces.append(lax.slice(x, start, limit, (1, 1, *stride)))
+        return lax.expand_dims(pieces[0], (1,)) if len(pieces) == 1 else jnp.stack(pieces, 1)
+    for d, (size, s, along) in enumerate(zip(sizes, stride, offsets, strict=True)):
+        axis = 2 + 2 * d  # behind the channel, d dimensions of taps, the image, and d of places
+        x = jnp.stack([lax.slice_in_dim(x, o, o + (size - 1) * s + 1, s, axis) for o in along], 1 + d)
+    return x.reshape(len(x), -1, *x.shape[1 + len(taps) :])
 
 
 def _images_at_a_time(images, places, rows, itemsize):
