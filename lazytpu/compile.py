@@ -88,7 +88,7 @@ class CompiledStep:
             if kind.guards.hold() and kind.rebinds == tensor.rebinds:
                 if self._verify_every and kind.replays % self._verify_every == self._verify_every - 1:
                     return self._verify(kind, leaves, args, kwargs)
-                result = program.run(leaves)
+                result = self._replayed(program, leaves)
                 if result is not UNFIT:
                     kind.replays += 1
                     metrics.count("step")
@@ -99,6 +99,21 @@ class CompiledStep:
         if kind.given_up:
             return _detached(self._function(*args, **kwargs))
         return self._record(kind, leaves, args, kwargs)
+
+    @staticmethod
+    def _replayed(program: Program, leaves: Any) -> Any:
+        """Runs a program without the garbage collector.
+
+        A run makes as many arrays as it drops.  The collector counts those made first: it would look at all of them,
+        and call them old, in each run of a program with some hundred results.
+        """
+        collecting = gc.isenabled()
+        try:
+            gc.disable()
+            return program.run(leaves)
+        finally:
+            if collecting:
+                gc.enable()
 
     def _plainly(self, args: Any, kwargs: Any) -> Any:
         """A call as a step without `compile`, for debugging."""
