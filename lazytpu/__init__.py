@@ -13,7 +13,7 @@ from lazytpu import versions  # isort: skip
 
 versions.check()  # before anything private of torch or jax is touched
 
-from lazytpu import cache, debug, events, export, lowering, metrics, profiler
+from lazytpu import cache, debug, default_dtype, events, export, lowering, metrics, pages, profiler
 from lazytpu.compile import compile
 from lazytpu.config import config
 from lazytpu.debug.dump import dump as _dump
@@ -35,11 +35,13 @@ from lazytpu.runtime import platform
 from lazytpu.scan import scan_layers
 from lazytpu.step import mark_step, wait
 
+pages.share_heap()
 register()
 _register_pace()
 _arrays.register()
 _call.register()
 _hooks.register(_backend)
+default_dtype.register()
 events.listeners.append(_dump)
 sync = mark_step
 

@@ -159,6 +159,21 @@ def load(key: str) -> tuple[dict[str, Any], bytes] | None:
     return None
 
 
+def akin(key: str, digits: int) -> list[dict[str, Any]]:
+    """The headers of the programs whose keys begin with the same ``digits`` digits, the last used one first.
+
+    Whatever cannot be read is left out.
+    """
+    found: list[tuple[int, dict[str, Any]]] = []
+    with suppress(OSError, RuntimeError):
+        for path, status in _files(str(folder())):
+            other = os.path.basename(path).removesuffix(_SUFFIX)
+            if other != key and other[:digits] == key[:digits]:
+                with suppress(_Rejected, OSError):
+                    found.append((status.st_mtime_ns, _unpack(_contents(path), other)[0]))
+    return [header for _, header in sorted(found, key=lambda f: -f[0])]
+
+
 def reject(key: str, problem: str) -> None:
     """Deletes what is kept under a key because it cannot be used after all."""
     metrics.count("disk_rejected")

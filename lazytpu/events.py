@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from lazytpu import logs, metrics
 from lazytpu.config import config
@@ -49,6 +51,7 @@ class Compilation:
         reference: a weak one to the runtime's executable, which is freed when `runtime` forgets it.
         usage: how it was used.
         loaded: it was compiled by an earlier process and came from the disk cache.
+        flags: torch's own flags at the time, see `torch_flags`.
     """
 
     number: int
@@ -58,6 +61,7 @@ class Compilation:
     reference: weakref.ref[Any]
     usage: Usage
     loaded: bool = False
+    flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def executable(self) -> Any:
@@ -89,6 +93,7 @@ rerecorded: Counter[tuple[str, str]] = Counter()  # (function, what changed arou
 # Called with each compilation, once it is done.
 listeners: list[Callable[[Compilation], None]] = []
 MAX_KEPT = 1000
+_SAME_PATH = ("live", "donation", "setting", "longer", "shorter", "forgotten")  # kinds whose paths do not part
 _total = 0
 
 
@@ -104,7 +109,9 @@ def compiled(graph: Graph, cause: Cause, executable: Any) -> None:
     loaded = bool(executable.load_s)
     seconds = executable.load_s if loaded else executable.lower_s + executable.compile_s
     executable.usage.number = _total
-    event = Compilation(_total, graph, cause, seconds, weakref.ref(executable), executable.usage, loaded)
+    flags = torch_flags()
+    cause = _with_changes(cause, executable.difference, flags)
+    event = Compilation(_total, graph, cause, seconds, weakref.ref(executable), executable.usage, loaded, flags)
     compilations.append(event)
     del compilations[:-MAX_KEPT]
     logs.note("compile", "%s", one_line(event))
@@ -113,6 +120,30 @@ def compiled(graph: Graph, cause: Cause, executable: Any) -> None:
     done = metrics.counter("compile") + metrics.counter("disk_hit")  # a warm cache must not hide a recompilation
     if config.max_compiles and done > config.max_compiles:
         _over_budget(event, done)
+
+
+def torch_flags() -> dict[str, Any]:
+    """Flags of torch that change which ops are run, by the name under which they are read."""
+    return {
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "torch.is_anomaly_enabled()": torch.is_anomaly_enabled(),
+        "torch.backends.mha.get_fastpath_enabled()": torch.backends.mha.get_fastpath_enabled(),
+    }
+
+
+def _with_changes(cause: Cause, difference: str, flags: Mapping[str, Any]) -> Cause:
+    """The cause, with the versions, settings and flags that changed since the graph was compiled, or one like it."""
+    if difference and cause.kind != "setting":
+        text = f"{cause.text}; the disk cache has it, but {difference}"
+        return replace(cause, kind="version" if not cause.known else cause.kind, text=text)
+    known = next((e for e in reversed(compilations) if e.number == cause.known), None)
+    if cause.kind == "first" and compilations:
+        known = compilations[-1]
+    if known is None or cause.kind in _SAME_PATH:
+        return cause
+    changed = [f"{n} was {known.flags[n]} and is {v}" for n, v in flags.items() if known.flags.get(n, v) != v]
+    return replace(cause, kind="flag", text=f"{cause.text}; {', '.join(changed)}") if changed else cause
 
 
 def _over_budget(event: Compilation, done: int) -> None:
@@ -152,7 +183,7 @@ def text_of(cause: Cause) -> str:
     """``parts from graph 2 at op 3 aten.view ...``: the cause in words, with the graph it was compared with."""
     if not cause.known:
         return cause.text
-    if cause.kind in ("live", "donation", "setting", "longer", "shorter"):
+    if cause.kind in _SAME_PATH:
         return f"is graph {cause.known}, but {cause.text}"
     return f"parts from graph {cause.known} at {cause.text}"
 

@@ -24,6 +24,8 @@ class Executable:
         settings: the settings it was compiled with, see `runtime.settings`.
         load_s: seconds it took to load it from disk, where it was not compiled in this process.
         usage: how it was used.
+        difference: what is another than when the graph was kept on disk, where that is why it was compiled.
+        call: starts it, as ``compiled`` does.
     """
 
     graph: Graph
@@ -35,6 +37,15 @@ class Executable:
     settings: dict[str, Any] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     load_s: float = 0.0
+    difference: str = ""
+    call: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.call = self.compiled
+
+    def shorten_call(self) -> None:
+        """Makes ``call`` what ``compiled`` itself calls once it has run: one Python frame less in each run."""
+        self.call = getattr(self.compiled, "_call", None) or self.compiled
 
 
 def smallest_result(graph: Graph) -> int:

@@ -27,7 +27,7 @@ from lazytpu.fx_site import site_of
 from lazytpu.ir.site import Site
 from lazytpu.lowering.lower import Type, call_from, can_lower, lower_op
 from lazytpu.lowering.registry import is_strided, rule_of
-from lazytpu.schema import ABSENT, Op, OpOverload, op_of
+from lazytpu.schema import ABSENT, NO_COMPUTATION, Op, OpOverload, op_of
 
 
 def function_of(module: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -99,6 +99,8 @@ class _Run:
             if self.rng is not None and any(callable(x) for x in args):  # the bodies of a higher-order op may draw
                 kwargs["rng"] = self.key()
             return list(rule(self.types(node), *args, **kwargs))
+        if target in NO_COMPUTATION:
+            return None
         size = size_of(target, args)
         if size is not None:
             return size

@@ -24,20 +24,12 @@ from lazytpu.ir.subgraph import Subgraph, interned
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.lowering.lower import can_lower
 from lazytpu.record import VIEW_OPS
-from lazytpu.schema import Op, OpOverload, aten, op_of
+from lazytpu.schema import NO_COMPUTATION, Op, OpOverload, aten, op_of
 
 _SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default}
 _COPY = aten.copy_.default
 _NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _FULL = op_of(aten.full.default)
-_NO_COMPUTATION = {
-    aten._assert_tensor_metadata.default,
-    aten._assert_scalar.default,
-    aten._functional_assert_scalar.default,
-    aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default,
-}
-
 # Arithmetic on a number that was read from a tensor, as a loop's body may do it: the number stays a tensor.
 _ARITHMETIC = {
     operator.add: aten.add.Tensor,
@@ -71,7 +63,7 @@ def unsupported_ops(module: torch.fx.GraphModule) -> Iterator[str]:
 def _is_known(target: Any) -> bool:
     if target in (operator.getitem, _COPY, _READ, _CHOICE) or target in _ARITHMETIC:
         return True
-    if target in TABLE or target in _SAME or target in _NO_COMPUTATION:
+    if target in TABLE or target in _SAME or target in NO_COMPUTATION:
         return True
     return isinstance(target, OpOverload) and not target._schema.is_mutable and can_lower(target)
 
@@ -206,7 +198,7 @@ class Conversion:
             made = self._node(op_of(aten.where.self), tuple([self._scalar(x) for x in args]), {})
             made.set_results((_layout(torch.where(*[torch.empty((), dtype=v.layout.dtype) for v in made.args])),), 0)
             return made.value
-        if target in _NO_COMPUTATION:
+        if target in NO_COMPUTATION:
             return None
         if target in TABLE:
             return self._higher_order(TABLE[target], args)

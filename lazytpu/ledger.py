@@ -36,7 +36,7 @@ listeners: list[Callable[[Step], None]] = []
 
 
 # Set by `use_pace`: measures how long recording takes; and seconds for the ops on the path to a node.
-_pace: list[tuple[Callable[[], None], Callable[[Any], float]]] = []
+_pace: list[tuple[Callable[[], bool], Callable[[Any], float]]] = []
 
 
 class _Ledger:
@@ -74,8 +74,13 @@ def steps_file() -> str:
     return config.metrics_file or (os.path.join(config.dump, "times", "steps.jsonl") if config.dump else "")
 
 
-def use_pace(measure: Callable[[], None], of_path: Callable[[Any], float]) -> None:
-    """Says how the time of recording is estimated."""
+def use_pace(measure: Callable[[], bool], of_path: Callable[[Any], float]) -> None:
+    """Says how the time of recording is estimated.
+
+    Args:
+        measure: called at the end of a step until it returns True.
+        of_path: seconds for the path to a node.
+    """
     _pace[:] = [(measure, of_path)]
 
 
@@ -135,8 +140,7 @@ def end_step() -> None:
     for listener in listeners:
         listener(done)
     if measuring() and not paced and _pace:
-        _pace[0][0]()
-        ledger.paced = True
+        ledger.paced = _pace[0][0]()
         ledger.begin()
 
 

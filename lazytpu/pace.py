@@ -7,6 +7,7 @@ ops, which is timed where it happens.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,10 +32,17 @@ class _Pace:
     def __init__(self) -> None:
         self.fast_s = self.general_s = self.tensor_s = 0.0
 
-    def measure(self) -> None:
-        """Times the kernels, where it was not done yet; what is recorded for it is taken back."""
+    def measure(self) -> bool:
+        """Times the kernels, where it was not done yet; what is recorded for it is taken back.
+
+        Returns:
+            Whether they are timed: it is put off while threads of the user's run, as what they record meanwhile would
+            be taken back too.
+        """
         if self.fast_s:
-            return
+            return True
+        if _others_run():
+            return False
         relu = kernels.functional(aten.relu.default)
         quick = fast.functional(op_of(aten.relu.default), relu)
         twin = functional_twin(aten._foreach_add_.Scalar)
@@ -48,6 +56,7 @@ class _Pace:
         tensor_s = max(0.0, (many - few) / (2 * (_TENSORS - 1)))  # each is an operand and a result
         self.general_s, self.tensor_s = max(0.0, few - 2 * tensor_s), tensor_s
         self.fast_s = fast_s
+        return True
 
     def of_path(self, last: Node) -> float:
         """Seconds for the ops on the path to a node, all of which were recorded before."""
@@ -60,6 +69,12 @@ class _Pace:
                 total += self.general_s + tensors * self.tensor_s
             node = node.parent
         return total
+
+
+def _others_run() -> bool:
+    """Whether there are threads that may record: not our own, nor those of torch, which wait outside of a backward."""
+    threads = [t for t in threading.enumerate() if t is not threading.current_thread()]
+    return any(not t.name.startswith("lazytpu") and type(t).__name__ != "_DummyThread" for t in threads)
 
 
 def _time_of(call: Callable[[], Any], tensors: list[torch.Tensor]) -> float:

@@ -75,7 +75,7 @@ def scan_layers(layers: Sequence[nn.Module], x: torch.Tensor, *args: Any, checkp
     return _Scan.apply(turn, len(layers), x, *constants, *flat)  # type: ignore[no-any-return, no-untyped-call]
 
 
-_root = Node(None)
+_roots: dict[torch.dtype, Node] = {}  # by torch's default dtype, which decides types and is in no key
 _stand_ins: dict[tuple[int, Layout], Value] = {}
 _bodies: dict[Any, Bodies] = {}
 _MAX_BODIES = 256
@@ -206,7 +206,8 @@ def _apart() -> Iterator[list[Any]]:
     before = [(s, s.value) for s in trace.pending]
     collecting = gc.isenabled()
     gc.disable()  # finalizers may cut
-    trace.cursor, trace.floats, trace.ints, trace.complexes, trace.apart = _root, [], [], [], True
+    root = _roots.setdefault(torch.get_default_dtype(), Node(None))
+    trace.cursor, trace.floats, trace.ints, trace.complexes, trace.apart = root, [], [], [], True
     try:
         yield left
     finally:

@@ -60,6 +60,10 @@ _NOTHING: dict[str, Any] = {
 }
 
 
+IDENTITY = 16
+"""How many digits of a key say which graph it is; the others say what it was compiled with."""
+
+
 class CannotLoad(Exception):
     """The bytes are no executable for this device."""
 
@@ -71,6 +75,29 @@ def key_of(graph: Graph, device: jax.Device) -> str:
     """
     if not sources_digest():
         return ""
+    parts = (graph.key, graph.uniform, *(value for _, value in _circumstances(device)))
+    return _digest(graph.key, graph.uniform)[:IDENTITY] + _digest(*parts)[IDENTITY:]
+
+
+def made_by(device: jax.Device) -> dict[str, str]:
+    """All that decides an executable besides its graph, in words for people, by name."""
+    circumstances = dict(_circumstances(device))
+    settings, of_jax, variables = (circumstances.pop(name) for name in ("settings", "jax_settings", "variables"))
+    torch_version, _, jax_version, jaxlib_version, numpy_version = circumstances.pop("versions")
+    return {
+        "torch": torch_version,
+        "jax": jax_version,
+        "jaxlib": jaxlib_version,
+        "numpy": numpy_version,
+        "the source of lazytpu": circumstances.pop("sources")[:8],
+        "the device": _digest(circumstances.pop("device"))[:8],
+        **{f"lazytpu.config.{name}": repr(value) for name, value in settings.items()},
+        **variables,
+        "jax.config": _digest(of_jax)[:8],
+    }
+
+
+def _circumstances(device: jax.Device) -> list[tuple[str, Any]]:
     settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in _IRRELEVANT}
     settings["dump"] = bool(config.dump)  # names of ops carry positions then
     of_jax = {
@@ -79,7 +106,17 @@ def key_of(graph: Graph, device: jax.Device) -> str:
         if not name.startswith(_IRRELEVANT_TO_JAX)
     }
     variables = {name: os.environ.get(name, "") for name in _VARIABLES}
-    parts = (graph.key, graph.uniform, sources_digest(), _versions(), _device(device), settings, of_jax, variables)
+    return [
+        ("sources", sources_digest()),
+        ("versions", _versions()),
+        ("device", _device(device)),
+        ("settings", settings),
+        ("jax_settings", of_jax),
+        ("variables", variables),
+    ]
+
+
+def _digest(*parts: Any) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -16,6 +16,7 @@ from dynamo_marks import FRESH
 from torch import nn
 
 import lazytpu
+from lazytpu import events
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.host import FallbackWarning
 
@@ -219,9 +220,95 @@ def test_whole_makes_it_an_error(device):
 
 
 def test_unknown_options_are_refused(device):
-    compiled = torch.compile(lambda x: x + 1, backend="lazytpu", options={"whol": True})
-    with pytest.raises(Exception, match='has the option "whole" only'):
-        compiled(torch.ones(3).to(device))
+    for options, message in (
+        ({"whol": True}, 'has the options "whole" and "pad" only'),
+        ({"pad": 8}, "is True or a list"),
+    ):
+        compiled = torch.compile(lambda x: x + 1, backend="lazytpu", options=options)
+        with pytest.raises(Exception, match=message):
+            compiled(torch.ones(3).to(device))
+
+
+def padded(function, pad=True):
+    return torch.compile(function, backend="lazytpu", fullgraph=True, options={"pad": pad})
+
+
+def varying(x, device):
+    x = x.to(device)
+    torch._dynamo.mark_dynamic(x, 0)
+    return x
+
+
+class Tokens(nn.Module):
+    """An embedding, attention, a reshape that merges batch and length, and results with and without rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        x = self.layer(self.embed(tokens))
+        return self.head(x.mean(1)), x.reshape(-1, 8).softmax(-1), self.head.weight.sum()
+
+
+@torch.no_grad()
+def test_padded_batches_compile_few_programs_and_equal_eager(device):
+    torch.manual_seed(0)
+    for eager, batch in (
+        (Tokens(), lambda n: torch.randint(0, 11, (n, 5))),
+        (
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()),
+            lambda n: torch.randn(n, 1, 6, 6),
+        ),
+    ):
+        compiled = padded(copy.deepcopy(eager.eval()).to(device))
+        lazytpu.metrics.reset()
+        for n in (5, 8, 12):
+            x = batch(n)
+            ours, theirs = compiled(varying(x, device)), eager(x)
+            pairs = zip(ours, theirs, strict=True) if isinstance(eager, Tokens) else [(ours, theirs)]
+            for a, b in pairs:
+                torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-5)
+                assert a.stride() == b.stride()
+        causes = [c.cause.text for c in events.compilations if "inference graph" in c.cause.text]
+        assert len(causes) == 2, causes  # for 8 and for 16
+
+
+@torch.no_grad()
+def test_padding_to_given_sizes(device):
+    compiled = padded(lambda x: x * 2, [4, 10])
+    for n in (2, 3, 4, 7, 10, 13):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(compiled(varying(x, device)).cpu(), x * 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x - x.mean(0), "aten.mean.dim may mix its rows.*\n.*test_dynamo.py"),
+        (lambda x: x @ x.t(), "2 sizes that vary"),
+        (lambda x: x * x.shape[0], "aten.mul.Tensor may mix"),
+        (lambda x: x + torch.arange(x.shape[0], device=x.device)[:, None], "aten.arange.default may mix"),
+        (lambda x: torch.cat([x, x]), "aten.cat.default may mix"),
+        (lambda x: x.t().reshape(-1, 1) * 2, "may mix"),
+        (lambda x: F.batch_norm(x, None, None, training=True), "may mix"),
+        (lambda x: F.dropout(x, 0.5), "native_dropout.default may mix"),
+        (lambda x: x.add_(1), "aten.copy_.default may mix"),
+        (lambda x: (x + 1, x.shape[0]), "the function returns a size"),
+    ],
+)
+@torch.no_grad()
+def test_padding_is_refused_where_rows_may_mix(device, function, why):
+    with pytest.raises(Exception, match=f"the batch cannot be padded: .*{why}"):
+        padded(function)(varying(torch.randn(5, 3), device))
+
+
+def test_padding_is_refused_in_training(device):
+    linear = nn.Linear(3, 2).to(device)
+    with pytest.raises(Exception, match="is for calls that need no gradient"):
+        padded(linear)(varying(torch.randn(5, 3), device))
 
 
 def test_files_are_written_when_asked(device, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lazytpu
-from lazytpu import events, host, runtime, step
+from lazytpu import events, host, runtime, serialized, step
 from lazytpu.errors import CompileBudgetError
 from lazytpu.ir import cause, source
 
@@ -647,6 +647,75 @@ def test_donation_switched_off(device: torch.device, monkeypatch: pytest.MonkeyP
     x.sinh_()
     lazytpu.mark_step()
     assert "is graph 1, but lazytpu.config.donate was True and is False" in last()
+
+
+def test_settings_of_a_captured_graph(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3, 3).to(device)
+    compiled = torch.compile(lambda x: x @ x, backend="lazytpu")
+    compiled(x)  # [captured]
+    monkeypatch.setattr(lazytpu.config, "matmul_precision", "high")
+    compiled(x)
+    assert kinds() == ["first", "setting"]
+    told = "is graph 1, but lazytpu.config.matmul_precision was 'highest' and is 'high'"
+    assert told in last()
+
+
+def test_flag_of_torch(device: torch.device) -> None:
+    def ones() -> None:
+        y = torch.ones(3, device=device) + 1  # [ones]
+        lazytpu.mark_step()
+        del y
+
+    ones()
+    try:
+        for dtype in (torch.float64, torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            ones()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert kinds() == ["first", "flag"]
+    assert (
+        last()
+        == """\
+2  2 ops, # s: the first graph since the trace tree was dropped (max_tree_nodes); \
+torch.get_default_dtype() was torch.float32 and is torch.float64
+   at   [ones]"""
+    )
+
+
+def test_another_version_on_disk(device: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(lazytpu.config, "disk_cache", True)
+    monkeypatch.setattr(lazytpu.config, "disk_cache_dir", str(tmp_path / "cache"))
+    x = torch.ones(3).to(device)
+
+    def again() -> None:
+        y = x.sinh()  # [sinh]
+        lazytpu.mark_step()
+        del y
+        step.forget()
+
+    now = serialized._versions()
+    monkeypatch.setattr(serialized, "_versions", lambda: (*now[:2], "0.9.0", *now[3:]))
+    again()
+    monkeypatch.setattr(serialized, "_versions", lambda: now)
+    again()
+    assert kinds() == ["first", "version"]
+    assert (
+        last()
+        == f"""\
+2  1 ops, # s: the first graph since the trace tree was dropped (max_tree_nodes); the disk cache has it, but jax was \
+0.9.0 and is {now[2]}
+   at   [sinh]"""
+    )
+    again()  # from disk now
+    assert events.compilations[-1].loaded
+    for name, value, text in (
+        ("check_bounds", True, "lazytpu.config.check_bounds was False and is True"),
+        ("donate", False, "lazytpu.config.donate was True and is False"),
+    ):
+        monkeypatch.setattr(lazytpu.config, name, value)
+        again()
+        assert text in last()
 
 
 def test_longer(device: torch.device) -> None:

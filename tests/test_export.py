@@ -145,6 +145,17 @@ def test_wrong_inputs_are_refused(dynamic):
         lazytpu.export.stablehlo(Net())
 
 
+def test_checks_of_the_tracer_and_fused_inference_paths():
+    class Casts(nn.Module):
+        def forward(self, x):
+            return x.double().float() * 2
+
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    for module, x in ((Casts(), torch.arange(3)), (layer, torch.randn(2, 3, 8))):
+        got = lazytpu.export.stablehlo(exported(module, x))(x)
+        torch.testing.assert_close(got, module(x).detach(), rtol=1e-5, atol=1e-5)
+
+
 def test_constants_among_the_arguments(net):
     class Power(nn.Module):
         def forward(self, x, p, names):
@@ -351,3 +362,8 @@ def test_torch_xla_options_and_constants(tmp_path):
     program.save(tmp_path / "n", compat.StableHLOExportOptions(save_weights=False))
     with pytest.raises(FileNotFoundError, match="saved without weights"):
         compat.StableHLOGraphModule.load(tmp_path / "n")
+    options = compat.StableHLOExportOptions(export_weights=False, export_node_metadata=True)
+    linear = compat.exported_program_to_stablehlo(exported(nn.Linear(2, 2), torch.ones(1, 2)), options)
+    assert "aten.linear" in linear.get_stablehlo_text() or "aten.addmm" in linear.get_stablehlo_text()
+    linear.save(tmp_path / "o")
+    assert not (tmp_path / "o/data/weight").exists() and (tmp_path / "o/functions/forward.mlir").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -365,3 +366,16 @@ def test_only_recent_samples_are_kept() -> None:
         series.add(i)
     assert series.count == metrics_xla.MAX_SAMPLES + 10 and len(series.samples) == metrics_xla.MAX_SAMPLES
     assert series.samples[0][1] == 10
+
+
+def test_the_pace_is_not_measured_beside_other_threads(device: torch.device) -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    measured = pace._Pace()
+    thread.start()
+    try:
+        assert not measured.measure()
+    finally:
+        done.set()
+        thread.join()
+    assert measured.measure() and measured.fast_s > 0

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from lazytpu.composites import FUSED
 from lazytpu.dynamo.compiled import CompiledGraph
 from lazytpu.dynamo.dump import positions_of, weight_names
+from lazytpu.dynamo.padding import PaddedGraph, Sizes, sizes_of
 
 
 def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -23,23 +25,33 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
         example_inputs: the arguments of the first call; on the device, or on the CPU, from where each call moves them.
         options: ``options={"whole": True}`` of ``torch.compile`` makes a graph that cannot be one program an error;
             otherwise its ops are recorded one by one, with a warning.
+            ``{"pad": True}`` pads batches of varying size to the next power of two, ``{"pad": [8, 32]}`` to the next of
+            these sizes, so that few programs are compiled; it is for calls without gradients, and refused where the
+            rows of a batch are not known to be independent.
 
     Raises:
         TypeError: another option was given.
+        UnsupportedOpError: the graph cannot be what an option demands.
     """
     settings = dict(options.pop("options", None) or {})
     whole = bool(settings.pop("whole", False))
+    pad = sizes_of(settings.pop("pad", False))
     if settings or any(options.values()):
-        raise TypeError(f'backend="lazytpu" has the option "whole" only, got {settings or options}')
+        raise TypeError(f'backend="lazytpu" has the options "whole" and "pad" only, got {settings or options}')
     # torch._dynamo takes a second to import, and is there when this is called
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     names = weight_names(module)
+
+    def compile_as(kind: str) -> Callable[..., Any]:
+        return partial(_compile, kind, whole, pad, names)
+
     compile_aot = aot_autograd(
-        fw_compiler=partial(_compile, "forward", whole, names),
-        bw_compiler=partial(_compile, "backward", whole, names),
-        inference_compiler=partial(_compile, "inference", whole, names),
+        fw_compiler=compile_as("forward"),
+        bw_compiler=compile_as("backward"),
+        inference_compiler=compile_as("inference"),
+        decompositions=FUSED,
         partition_fn=min_cut_rematerialization_partition,  # fewer saved activations: XLA fuses what is computed again
         keep_inference_input_mutations=True,  # copies to arguments stay in the graph, which can take over their memory
     )
@@ -47,10 +59,16 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
 
 
 def _compile(
-    kind: str, whole: bool, names: Sequence[str], module: torch.fx.GraphModule, example_inputs: Sequence[Any]
-) -> CompiledGraph:
+    kind: str,
+    whole: bool,
+    pad: Sizes,
+    names: Sequence[str],
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+) -> Callable[[list[Any]], list[Any]]:
     weights = {} if kind == "backward" else positions_of(module, names)
-    return CompiledGraph(module, kind, _saved(kind), whole, weights)
+    graph = CompiledGraph(module, kind, _saved(kind), whole, weights)
+    return graph if pad is False else PaddedGraph(graph, pad)
 
 
 def _saved(kind: str) -> tuple[int, ...]:

@@ -53,6 +53,7 @@ class CompiledGraph:
         self.module, self.kind, self.saved, self.whole = module, kind, saved, whole
         self.weights = weights or {}
         self.programs: dict[Any, Program | None] = {}
+        self._latest: Program | None = None
         self._boxed_call = True  # torch asks the object, and what wraps it copies what the object has
         self._symbolic = has_symbols(module)
 
@@ -61,14 +62,21 @@ class CompiledGraph:
             cells = [x._s for x in args]
         except AttributeError:  # numbers, CPU tensors, device tensors that C++ made
             return self._mixed(args)
-        program = self.programs.get(tuple([c.layout for c in cells]))
-        if program is None or not program.whole:
-            return self._mixed(args)
-        now = trace.step
-        with record.lock:
-            if [c for c in cells if c.step == now or c.buffer is None or c.moved is not None]:
+        program = self._latest
+        if program is None or [c.layout for c in cells] != program.layouts:
+            program = self.programs.get(tuple([c.layout for c in cells]))
+            if program is None or not program.whole:
                 return self._mixed(args)
-            return self._run(program, args, cells, [c.buffer for c in cells])
+            self._latest = program
+        with record.lock:
+            if trace.inputs or trace.pending:  # else nothing belongs to this step
+                now = trace.step
+                if [c for c in cells if c.step == now]:
+                    return self._mixed(args)
+            buffers = [c.buffer for c in cells]
+            if [b for b in buffers if b is None]:  # never written, or its contents have moved
+                return self._mixed(args)
+            return self._run(program, args, cells, buffers)
 
     def _mixed(self, args: list[Any]) -> list[Any]:
         """A call with arguments of any kind, in any state."""
@@ -90,7 +98,8 @@ class CompiledGraph:
     def _run(self, program: Program, args: list[Any], cells: list[Any], buffers: list[Any]) -> list[Any]:
         outputs: Sequence[Any] = ()
         if program.outputs:
-            call = program.call(self._donated(program, cells, buffers) if config.donate else ())
+            donating = config.donate and (program.written or self.saved)
+            call = program.call(self._donated(program, cells, buffers) if donating else ())
             executable: Any = call.executable()
             if program.new is not None:
                 dump(program.new, self.module, self.weights, buffers)
@@ -98,8 +107,14 @@ class CompiledGraph:
             if program.captured:
                 buffers += program.captured
             if program.plain:  # an interrupt in the middle of it loses nothing that anybody has
-                results = runtime.start_ready(executable, call.given(buffers), call.kept(buffers), call.packs)
-                outputs = step.outputs_of(executable, results, program.last, program.outputs)
+                if call.same:
+                    outputs = runtime.start_ready(executable, [], buffers, call.packs)
+                else:
+                    outputs = runtime.start_ready(executable, call.given(buffers), call.kept(buffers), call.packs)
+                if executable.graph.checked:
+                    outputs = step.outputs_of(executable, outputs, program.last, program.outputs)
+                else:
+                    step.remember(outputs[executable.smallest])
             else:
                 packs = runtime.packed(executable.graph, (), _keys(program.draws), ())
                 with uninterrupted():
@@ -183,11 +198,10 @@ def _keys(draws: int) -> list[int]:
 def _new(program: Program, outputs: Sequence[Any]) -> list[Any]:
     """The results of a call where all are new tensors: `make` written out, as this is most of the work of a call."""
     made = []
-    for result in program.results:
-        layout: Any = result.layout
+    for position, layout, size, dtype in program.fresh:
         storage = Storage()
-        storage.layout, storage.buffer = layout, outputs[result.position]
-        tensor: Any = _create(layout.size, layout.dtype)
+        storage.layout, storage.buffer = layout, outputs[position]
+        tensor: Any = _create(size, dtype)
         tensor.untyped_storage()._s = storage
         tensor.__class__ = LazyTensor
         tensor._s = storage

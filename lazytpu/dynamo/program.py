@@ -17,7 +17,7 @@ from lazytpu.fx_graph import Conversion
 from lazytpu.ir.cause import Cause
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.layout import Layout
-from lazytpu.ir.site import here
+from lazytpu.ir.site import Site, here
 from lazytpu.ir.tree import Node, Value
 
 Pick = Callable[[list[Any]], list[Any]]
@@ -61,20 +61,23 @@ class Call:
     Attributes:
         executable: a weak reference, as `runtime` may forget it.
         given, kept: pick the donated inputs and the others.
+        same: none is donated, and the others are the arguments as they are.
         packs: the numbers from Python as buffers, for a graph that draws no random numbers: it has no others.
     """
 
     executable: weakref.ref[runtime.Executable]
     given: Pick
     kept: Pick
+    same: bool
     packs: tuple[Any, ...]
 
 
-def _call_of(executable: runtime.Executable, graph: Graph) -> Call:
+def _call_of(executable: runtime.Executable, graph: Graph, arguments: int) -> Call:
     """How to call an executable for a graph equal to its own, whose inputs may stand at other positions."""
     given, kept = runtime.split_donated(graph, [v.index for v in graph.inputs])
+    same = not given and kept == list(range(arguments))
     packs = runtime.resident(runtime.packed(graph, (), [0] * graph.counts[1], ()))
-    return Call(weakref.ref(executable), _pick(given), _pick(kept), packs)
+    return Call(weakref.ref(executable), _pick(given), _pick(kept), same, packs)
 
 
 def _pick(positions: list[int]) -> Pick:
@@ -100,13 +103,14 @@ class Program:
         draws: how many random ops there are.
         captured: buffers of tensors that the graph holds, inputs after the arguments.
         new: what was compiled just now and is to be dumped.
-        fresh: every result is a new tensor on the device with row-major strides.
+        fresh: position, layout, sizes and dtype of each result, where all are new tensors on the device with row-major
+            strides; else empty.
         plain: it writes to no argument and draws no random numbers.
         calls: donated positions and settings to what is run for them.
     """
 
     name: str
-    layouts: Sequence[Layout | None]
+    layouts: list[Layout | None]
     last: Node
     outputs: tuple[Value, ...]
     results: list[Result]
@@ -116,13 +120,14 @@ class Program:
     captured: list[Any]
     compiled_before: bool = False
     new: events.Compilation | None = None
-    fresh: bool = field(init=False)
+    fresh: list[tuple[int, Layout, Any, torch.dtype]] = field(init=False)
     plain: bool = field(init=False)
     calls: dict[Any, Call] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.plain = not self.written and not self.draws
-        self.fresh = all(r.is_fresh for r in self.results)
+        made = [(r.position, r.layout, r.layout.size, r.layout.dtype) for r in self.results if r.layout and r.is_fresh]
+        self.fresh = made if len(made) == len(self.results) else []
 
     def call(self, donated: tuple[int, ...]) -> Call:
         """What to run where the buffers of the ``donated`` arguments may be taken over."""
@@ -136,10 +141,11 @@ class Program:
         values = {v for v in self._inputs() if v.index in donated}
         checked = bounds.checked_nodes(self.last) if config.check_bounds else ()
         graph = graph_of(self.last, self.outputs, tuple(values), checked)
+        cause = self._cause(key)
         executable, compiled = runtime.executable_for(graph)
-        self.calls[key] = call = _call_of(executable, graph)
+        self.calls[key] = call = _call_of(executable, graph, len(self.layouts) + len(self.captured))
         if compiled:
-            events.compiled(graph, self._cause(), executable)
+            events.compiled(graph, cause, executable)
             self.new = events.compilations[-1] if config.dump else None
         else:
             metrics.count("cache_hit")
@@ -148,8 +154,11 @@ class Program:
     def _inputs(self) -> Sequence[Value]:
         return graph_of(self.last, self.outputs).inputs
 
-    def _cause(self) -> Cause:
+    def _cause(self, key: Any) -> Cause:
+        """Why this is compiled for the donated arguments and the settings of a key of ``calls``."""
         site = next((n.site for n in self.last.path() if n.site is not None and n.site.file), None) or here()
+        if self.calls:
+            return self._other_call(key, site)
         types = ", ".join(lay.describe() for lay in self.layouts[:4] if lay is not None)
         if not self.compiled_before:
             return Cause("first", f"torch.compile captured it: {self.name}", site)
@@ -160,10 +169,32 @@ class Program:
             remedy="keep the shapes of batches the same: drop_last=True, or pad the last batch",
         )
 
+    def _other_call(self, key: Any, site: Site) -> Cause:
+        """The cause where the same program was called before, with other settings or donated arguments."""
+        old, call = next(reversed(self.calls.items()))
+        executable = call.executable()
+        known = 0 if executable is None else events.number_of(executable)
+        if key in self.calls:
+            return Cause("forgotten", f"torch.compile: {self.name} was compiled before and forgotten since", site)
+        names = ("check_bounds", "matmul_precision")
+        changed = [
+            f"lazytpu.config.{n} was {was!r} and is {now!r}"
+            for n, was, now in zip(names, old[1:], key[1:], strict=True)
+            if was != now
+        ]
+        if changed:
+            remedy = "nothing: the graph is kept for each setting"
+            return Cause("setting", ", ".join(changed), site, remedy=remedy, known=known)
+        return Cause(
+            "donation",
+            f"other arguments of {self.name} may be overwritten: {list(key[0])} instead of {list(old[0])}",
+            site,
+            remedy="share the memory of an argument in every call or in none",
+            known=known,
+        )
 
-def program_of(
-    module: torch.fx.GraphModule, name: str, layouts: Sequence[Layout | None], compiled_before: bool
-) -> Program:
+
+def program_of(module: torch.fx.GraphModule, name: str, layouts: list[Layout | None], compiled_before: bool) -> Program:
     """Converts a captured graph.
 
     Args:

@@ -14,6 +14,7 @@ import torch
 from jax import numpy as jnp
 from torch._decomp import decomposition_table
 
+from lazytpu.composites import FUSED
 from lazytpu.config import config
 from lazytpu.dtypes import to_numpy
 from lazytpu.errors import LazyTPUError
@@ -103,6 +104,7 @@ def undecomposed() -> dict[Any, Any]:
     }
     table: dict[Any, Any] = dict(decomposition_table)
     found.update({op: f for op, f in table.items() if rule_of(op) is None and op not in found})
+    found.update(FUSED)
     return found
 
 

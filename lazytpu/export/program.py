@@ -55,9 +55,14 @@ class StableHLOModule:
         outputs = self.signature.outputs
         return [outputs[p].name for r in self.signature.results for k, p in r.items() if k != "constant"]
 
-    def text(self) -> str:
-        """The program as StableHLO text, without locations."""
-        return without_locations(self.exported.mlir_module())
+    def text(self, *, locations: bool = False) -> str:
+        """The program as StableHLO text.
+
+        Args:
+            locations: with the module path, op and source line that each instruction comes from.
+        """
+        text: str = self.exported.mlir_module()
+        return text if locations else without_locations(text)
 
     def bytecode(self) -> bytes:
         """The program as portable StableHLO bytecode: any later StableHLO reads it for five years, and an earlier one

@@ -26,6 +26,9 @@ def save_as_saved_model(
     """
     try:
         import tensorflow as tf  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+        # TensorFlow has the op, and no other name for it
+        from tensorflow.compiler.tf2xla.python import xla  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError:
         raise ImportError(
             "saving as a SavedModel needs tensorflow: pip install tensorflow-cpu.  The program itself does not; "
@@ -41,21 +44,22 @@ def save_as_saved_model(
 
     def call(*inputs: Any) -> dict[str, Any]:
         arguments = [*saved.weights, *inputs]
-        outputs = tf.raw_ops.XlaCallModule(
-            args=[arguments[i] for i in exported.module_kept_var_idx],
+        outputs = xla.call_module(
+            [arguments[i] for i in exported.module_kept_var_idx],
             version=exported.calling_convention_version,
+            module=module.bytecode(),
             Tout=[tf.as_dtype(x.dtype) for x in signature.outputs],
             Sout=[_sizes(x) for x in signature.outputs],
-            module=module.bytecode(),
             platforms=[p.upper() for p in exported.platforms],
-            function_list=[],
-            has_token_input_output=False,
-            disabled_checks=[],
+            **({"use_shardy_partitioner": True} if exported.calling_convention_version >= _SHARDY_FROM else {}),
         )
         return {x.name: y for x, y in zip(signature.outputs, outputs, strict=True)}
 
     saved.f = tf.function(call, input_signature=types, autograph=False)
     tf.saved_model.save(saved, os.fspath(folder), signatures={signature_key: saved.f})
+
+
+_SHARDY_FROM = 10  # jax.export's calling convention, from which on the text of a program uses shardy for shardings
 
 
 def _sizes(spec: ArraySpec) -> list[int | None]:

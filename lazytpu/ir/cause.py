@@ -47,6 +47,8 @@ KINDS = {
     "live": "other tensors are held at the cut",
     "donation": "other inputs may be overwritten",
     "setting": "a setting of lazytpu.config changed",
+    "flag": "one of torch's flags changed, and with it the ops",
+    "version": "the disk cache has the program, made by another version or with other settings",
     "forgotten": "the program had been compiled and was forgotten",
     "unfinished": "the ops were recorded before, but never compiled",
 }

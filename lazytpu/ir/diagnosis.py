@@ -123,6 +123,9 @@ def _donation(donated: Any, old: Any, cursor: Node, around: Surroundings, known:
 def _live(outputs: tuple[Value, ...], old: set[Value], cursor: Node, around: Surroundings, known: int) -> Cause:
     more = [v for v in outputs if v not in old]
     fewer = [v for v in old if v not in set(outputs)]
+    if not more and not fewer:  # one result in two tensors counts twice
+        text = "the same results are held, by more or fewer tensors or in another order"
+        return Cause("live", text, cursor.site, remedy="keep the same tensors in every step", known=known)
     value = (more or fewer)[0]
     verb = "is held at the cut now" if more else "is no longer held at the cut"
     name = value.node.op.name if value.node is not None else "an input"

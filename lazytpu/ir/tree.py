@@ -154,6 +154,8 @@ class Trace:
 
     Attributes:
         root, cursor: the tree and the node of the last op.
+        roots: the other trees, by the name of the setting of torch's under which they were recorded (`change_root`).
+        root_name: that of ``root``.
         step: number of the current step; a cell whose ``step`` differs has to be loaded first.
         recorded_step: number of the step that ``cursor`` and the lists below belong to: ``step``, except while the
             trace is ``closed``.
@@ -183,12 +185,16 @@ class Trace:
         "pending",
         "recorded_step",
         "root",
+        "root_name",
+        "roots",
         "shadow",
         "step",
     )
 
     def __init__(self) -> None:
         self.root = self.cursor = Node(None)
+        self.roots: dict[Any, Node] = {}
+        self.root_name: Any = None
         self.step = self.recorded_step = 1
         self.closed = self.apart = False
         self.forgetful = False
@@ -254,7 +260,8 @@ class Trace:
 
     def forget_paths(self) -> None:
         """Drops the tree (compiled graphs are found again by their hash)."""
-        dropped = [self.root]
+        dropped = [self.root, *self.roots.values()]
+        self.roots.clear()
         while dropped:  # a graph that somebody keeps holds its path, and must not hold all the others too
             node = dropped.pop()
             dropped += node.children.values()
@@ -266,6 +273,20 @@ class Trace:
         self.nodes = 0
         if self.cursor.depth == 0:
             self.cursor = self.root
+
+    def change_root(self, name: Any) -> None:
+        """Records below the root of that name from now on, so that nothing recorded under another name is found.
+
+        For a setting of torch's that decides the types of results and is in no key.  Called where nothing is pending.
+        """
+        self.roots[self.root_name] = self.root
+        root = self.roots.pop(name, None)
+        if root is None:
+            root = Node(None)
+            if self.forgetful:
+                root.children = Unfound()
+        self.root = self.cursor = root
+        self.root_name = name
 
     def remember(self, on: bool) -> None:
         """Whether what is recorded is found again.
@@ -282,21 +303,28 @@ trace = Trace()
 
 
 class LeastRecent(OrderedDict[Any, Any]):
-    """A dictionary that forgets its least recently used entry past ``limit``."""
+    """A dictionary that forgets its least recently used entry past ``limit``; ``newest`` is the last used one."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
+        self.newest: Any = None
 
     def find(self, key: Any) -> Any:
         """The entry, now the most recent, or None."""
         if key in self:
             self.move_to_end(key)
-            return self[key]
+            self.newest = self[key]
+            return self.newest
         return None
 
     def keep(self, key: Any, value: Any) -> None:
         """Adds an entry."""
-        self[key] = value
+        self[key] = self.newest = value
         if len(self) > self.limit:
             self.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        super().clear()
+        self.newest = None

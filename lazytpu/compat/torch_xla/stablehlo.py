@@ -31,13 +31,22 @@ class StableHLOExportOptions:
         include_human_readable_text: whether there is text beside the bytecode.
         override_tracing_arguments, override_tracing_kwargs: taken for the sake of old scripts, and not looked at: what
             ``torch.export`` returns knows its arguments.
-        save_weights: whether the weights are written.
+        save_weights, export_weights: whether the weights are written, which is where both are True.
+        inline_all_constant: taken, and not looked at: Python's numbers are constants of the program, tensors that the
+            model holds are files in ``constants``.
+        export_node_metadata: whether the text names the module path, op and source line of each instruction.
+        custom_ops_allowed_in_graph: taken, and not looked at: a custom op is in the program if it has a rule
+            (`lazytpu.lowering.lowers`), else the export fails.
     """
 
     include_human_readable_text: bool = True
     override_tracing_arguments: tuple[Any, ...] | None = None
     override_tracing_kwargs: Mapping[str, Any] | None = None
     save_weights: bool = True
+    export_weights: bool = True
+    inline_all_constant: bool = True
+    export_node_metadata: bool = False
+    custom_ops_allowed_in_graph: set[str] = field(default_factory=set)
 
 
 class VariableType(enum.Enum):
@@ -88,8 +97,9 @@ class StableHLOGraphModule:
     """
 
     def __init__(self, module: StableHLOModule, options: StableHLOExportOptions | None = None) -> None:
-        self.module = module
-        self._text = module.text() if options is None or options.include_human_readable_text else None
+        self.module, self._options = module, options or StableHLOExportOptions()
+        wanted, locations = self._options.include_human_readable_text, self._options.export_node_metadata
+        self._text = module.text(locations=locations) if wanted else None
 
     def __call__(self, *args: Any) -> Any:
         return self.evaluate(_NAME, args)
@@ -118,7 +128,7 @@ class StableHLOGraphModule:
 
         Two files more, ``functions/forward.jax_export`` and ``functions/forward.signature``, are what `load` runs.
         """
-        options = options or StableHLOExportOptions()
+        options = options or self._options
         folder, signature = Path(directory_path), self.module.signature
         files = {
             "meta": json.dumps(dataclasses.asdict(_meta_of(signature)), default=lambda e: e.value).encode(),
@@ -130,7 +140,7 @@ class StableHLOGraphModule:
             files["mlir"] = self._text.encode()
         written = {f"functions/{_NAME}.{kind}": data for kind, data in files.items()}
         for name, place in _places(signature).items():
-            if options.save_weights or place.startswith("constants"):
+            if options.save_weights and options.export_weights or place.startswith("constants"):
                 written[place] = to_npy(self.module.weights[name])
         (folder / "constants").mkdir(parents=True, exist_ok=True)
         for name, data in written.items():
