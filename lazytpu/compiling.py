@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache as remembered
 from typing import Any
 
 import jax
+import torch
 
 from lazytpu import cache, logs, metrics, serialized
 from lazytpu.config import config
@@ -17,6 +19,31 @@ from lazytpu.ir.graph import Graph
 from lazytpu.lowering.provenance import is_portable
 
 _TOLD_AFTER_S = 2.0
+_HALVES = (torch.bfloat16, torch.float16)
+
+# Reductions that XLA hands to YNNPACK on CPUs leave out the rounding of what they add up to half precision.
+_ROUNDING = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
+
+def options_for(graph: Graph) -> dict[str, Any]:
+    """The compiler's options for a graph: those by which values of half precision are rounded as they should be."""
+    halves = any(v is not None and v.layout.dtype in _HALVES for node in graph.nodes for v in node.values)
+    return _rounding() if halves else {}
+
+
+@remembered
+def _rounding() -> dict[str, Any]:
+    """`_ROUNDING` where the compiler knows it, else nothing."""
+    if jax.default_backend() != "cpu":
+        return {}
+    try:
+        jax.jit(lambda x: x, compiler_options=_ROUNDING).lower(0.0).compile()
+    except Exception:  # jaxlib's own class, whose place has changed
+        return {}
+    return _ROUNDING
+
+
+_MADE_BY = "made_by"  # in the header of a file
 
 
 def disk_key(graph: Graph) -> str:
@@ -42,6 +69,7 @@ def from_disk(key: str, given: list[Any], kept: list[Any], packs: list[Any]) -> 
     found = cache.load(key)
     if found is None:
         return None
+    found[0].pop(_MADE_BY, None)
     try:
         with uninterrupted(), jax.enable_x64(True):
             compiled = serialized.load(*found, given, kept, packs)
@@ -63,8 +91,24 @@ def to_disk(key: str, compiled: Any) -> None:
     if found is None:
         metrics.count("disk_skipped")
     else:
-        cache.store(key, *found)
+        cache.store(key, {**found[0], _MADE_BY: serialized.made_by(jax.devices()[0])}, found[1])
     metrics.add_time("store", time.perf_counter() - start)
+
+
+def difference(key: str) -> str:
+    """What is another than when the same graph was kept on disk; empty where it never was.
+
+    Example:
+        ``jax was 0.9.0 and is 0.10.2``
+    """
+    if not key:
+        return ""
+    now = serialized.made_by(jax.devices()[0])
+    for header in cache.akin(key, serialized.IDENTITY):
+        then = header.get(_MADE_BY)
+        if isinstance(then, dict):
+            return ", ".join(f"{n} was {then.get(n)} and is {v}" for n, v in now.items() if then.get(n) != v)
+    return ""
 
 
 @contextmanager

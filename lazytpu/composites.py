@@ -103,6 +103,13 @@ def transformer_encoder_layer_fwd(
     return norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
 
 
+FUSED: dict[Any, Any] = {
+    aten._native_multi_head_attention.default: native_multi_head_attention,
+    aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer_fwd,
+}
+"""Ops of the inference paths of modules to what they are made of, for torch's tracers."""
+
+
 @kernel("_nested_tensor_from_mask_left_aligned")
 def nested_tensor_from_mask_left_aligned(tensor: Any, mask: Any) -> bool:
     """Asked by ``nn.TransformerEncoder`` before it makes a nested tensor, which this device does not have."""

@@ -18,12 +18,14 @@ from lazytpu import (
     composites,
     control_flow,
     custom_ops,
+    domains,
     extensions,
     fast,
     foreach,
     fork,
     geometry,
     host,
+    indices,
     metas,
     modules,
     saving,
@@ -124,7 +126,7 @@ def _register_kernels() -> None:
         for full in torch._C._dispatch_get_all_op_names():
             overload = _device_overload(full)
             if overload is not None:
-                kernel = kernel_for(overload)
+                kernel = indices.taking_any(overload, domains.checked(overload, kernel_for(overload)))
                 if any(a.name == "device" for a in overload._schema.arguments):
                     kernel = _on_a_device_there_is(kernel)
                 library.impl(full.removeprefix("aten::"), kernel, KEY)
@@ -132,6 +134,8 @@ def _register_kernels() -> None:
             library.impl("scaled_dot_product_attention", composites.scaled_dot_product_attention, key)
             library.impl("tensor_split.tensor_indices_or_sections", composites.tensor_split, key)
         library.impl("linear", kernel_for(aten.linear.default), KEY)
+        # torch's composition of it writes to an `_unsafe_view` of what was given, which is a copy here
+        library.impl("kron.out", _made_when_called(lambda: _with_out(aten.kron.out)), KEY)
         library.impl("linear", composites.linear, f"Autograd{KEY}")
 
 

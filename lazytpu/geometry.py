@@ -1,4 +1,4 @@
-"""Kernels that change where a tensor lies in memory: in-place view ops, ``set_`` and ``resize_``.
+"""Kernels about where a tensor lies in memory: in-place view ops, ``set_``, ``resize_`` and copies by stride.
 
 The layout is asked of a meta tensor that lies the same way, so torch's own checks and rules hold; then the
 C++ tensor is pointed there and its cell with it.
@@ -155,3 +155,30 @@ def _state_of(raw: torch.UntypedStorage) -> Storage:
     if state is None:  # C++ made it without asking us
         state = raw._s = new_storage(root_layout((raw.nbytes(),), (1,), torch.uint8))  # type: ignore[attr-defined]
     return resolve(state)[0]
+
+
+# --- copies by stride: recorded ops see elements, and these speak of the memory around them -----------------
+
+
+@kernel("as_strided_copy")
+def as_strided_copy(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> torch.Tensor:
+    return aten.as_strided.default(tensor, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
+
+
+@kernel("as_strided_scatter")
+def as_strided_scatter(
+    tensor: torch.Tensor, source: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None
+) -> torch.Tensor:
+    whole = (
+        _nbytes(resolve(cell_of(tensor))[0].layout) if is_device_tensor(tensor) else tensor.untyped_storage().nbytes()
+    )
+    memory = aten.as_strided.default(tensor, (whole // tensor.dtype.itemsize,), (1,), 0).clone()
+    copy = aten.as_strided.default(memory, tensor.shape, tensor.stride(), tensor.storage_offset())
+    target = aten.as_strided.default(copy, size, stride, storage_offset)
+    if target.shape != source.shape:
+        raise RuntimeError(
+            f"expected src to have a size equal to the slice of self. src size = {list(source.shape)}, "
+            f"slice size = {list(target.shape)}"
+        )
+    target.copy_(source)
+    return copy  # type: ignore[no-any-return]

@@ -73,6 +73,18 @@ def index(tensor: torch.Tensor, indices: Any) -> Any:
     return _gather(tensor, indices)
 
 
+@kernel("cholesky")
+def cholesky(tensor: torch.Tensor, upper: bool = False) -> Any:
+    """The older name of ``linalg.cholesky``, which is checked as well, and so reads."""
+    if on_other_device((tensor,), {}):
+        return call_meta(torch.ops.aten.cholesky.default, (tensor, upper), {})
+    if not tensor.numel():
+        return torch.empty_like(tensor)
+    factor, info = torch.ops.aten.linalg_cholesky_ex.default(tensor, upper=upper)
+    torch.ops.aten._linalg_check_errors.default(info, "cholesky", is_matrix=tensor.dim() == 2)
+    return factor
+
+
 @kernel("linalg_lstsq")
 def lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """Is recorded, except where only the rank of the matrix says whether there are residuals."""

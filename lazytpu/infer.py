@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 
-from lazytpu import metrics, refusals
+from lazytpu import domains, metrics, refusals
 from lazytpu.ir.layout import Layout, is_dense, root_layout
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.refusals import PYTHON_NUMBER
@@ -37,6 +37,7 @@ _NORMS = {
     aten._native_batch_norm_legit.no_stats,
     aten._batch_norm_with_update_functional.default,
 }
+_WHERE, _POW = aten.where.self, aten.pow.Tensor_Scalar
 
 
 def infer(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]:
@@ -70,7 +71,7 @@ def _infer_checked(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, 
     kwargs = {k: v for k, v in node.kwargs.items() if k != "rng"}
     start = time.perf_counter()
     try:
-        types = _infer_list(op, node, kwargs) or _infer(op, node.args, kwargs)
+        types = _infer_list(op, node, kwargs) or _infer(op, *_in_domain(op, node.args, kwargs))
     except Exception as error:
         raise _eager_error(op, node, kwargs, error) from None
     finally:
@@ -79,6 +80,21 @@ def _infer_checked(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, 
     if refused is not None:
         raise refused
     return types
+
+
+def _in_domain(op: Op, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments, with numbers that the op takes in the place of any number, where it does not take all."""
+    name = op.recorded._overloadpacket.__name__
+
+    def number(argument: str, x: Any) -> Any:
+        return domains.stand_in(name, argument, PYTHON_NUMBER[x.dtype]) if _is_python_number(x) else x
+
+    named = zip([a.name for a in op.arguments], args, strict=False)
+    return [number(argument, x) for argument, x in named], {k: number(k, x) for k, x in kwargs.items()}
+
+
+def _is_python_number(x: Any) -> bool:
+    return type(x) is Number and not isinstance(x.dtype, torch.dtype)
 
 
 def _infer_list(op: Op, node: Node, kwargs: dict[str, Any]) -> Any:
@@ -200,6 +216,10 @@ def _metas(x: Any) -> Any:
 
 def _on_meta(overload: Any, args: Any, kwargs: Any, device: dict[str, Any]) -> Any:
     metas, keywords = _metas(args), {k: _metas(v) for k, v in kwargs.items()}
+    if overload is _WHERE and metas[0].dtype is torch.uint8:
+        metas[0] = metas[0].bool()  # which the CPU does, and the meta kernel refuses
+    if overload is _POW and type(metas[1]) is bool and metas[0].dtype is torch.bool:
+        return torch.empty_like(metas[0])  # the meta kernel takes the exponent for an integer
     try:
         results = overload(*metas, **keywords, **device)
         return results if overload not in _NORMS else _as_the_cpu_keeps_statistics(metas, results)
@@ -208,6 +228,10 @@ def _on_meta(overload: Any, args: Any, kwargs: Any, device: dict[str, Any]) -> A
             return _on_fake(overload, metas, keywords, device)
         except (NotImplementedError, UnsupportedFakeTensorException, DynamicOutputShapeException):
             return _on_zeros(overload, metas, keywords, device, no_meta)
+    except TypeError as error:
+        if not str(error).startswith("cond must be a bool"):  # a check of the meta kernel's own that is ill-formed
+            raise
+        return _on_zeros(overload, metas, keywords, device, error)
 
 
 def _as_the_cpu_keeps_statistics(metas: Any, results: Any) -> Any:

@@ -86,6 +86,8 @@ def refusal(op: Op, args: Any, kwargs: Any, results: Iterable[Layout | None]) ->
     sizes = {} if max(numels, default=0) <= _SMALL else _few(layouts)
     if not layouts and max(numels, default=0) > _SMALL:
         return None  # a factory: its sizes are attributes, which have no small stand-ins
+    if op.name.startswith("aten._foreach_"):
+        named = _one_of_each(named, sizes)
     key = op, tuple([(name, _key(x, sizes)) for name, x in named.items()])
     if key in _accepted:
         return None
@@ -116,6 +118,16 @@ def _few(layouts: Iterable[Layout]) -> dict[int, int]:
     """Small sizes for the sizes of tensors: equal ones for equal, and larger ones for larger."""
     different = sorted({n for layout in layouts for n in layout.size if n > 1})
     return {n: i + 2 for i, n in enumerate(different)}
+
+
+def _one_of_each(named: dict[str, Any], sizes: dict[int, int]) -> dict[str, Any]:
+    """The arguments of an op that does the same to each element of its lists, with one element of each kind."""
+    lists = {name: x for name, x in named.items() if isinstance(x, list)}
+    if len({len(x) for x in lists.values()}) != 1:
+        return named
+    kinds = [tuple([_key(e, sizes) for e in elements]) for elements in zip(*lists.values(), strict=True)]
+    firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    return {**named, **{name: [x[i] for i in firsts] for name, x in lists.items()}}
 
 
 def _key(x: Any, sizes: dict[int, int]) -> Any:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import torch
 
-from lazytpu import compiling, ledger, mappings, metrics, regions
+from lazytpu import compiling, ledger, mappings, metrics, pages, regions
 from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch
 from lazytpu.errors import CompileError, DonatedBufferError, ExecutionError, LazyTPUError
@@ -31,6 +31,7 @@ from lazytpu.lowering.registry import lowering_for, target_platform
 
 _executables = LeastRecent(config.max_executables)
 
+_SHORTENED_AT = 2  # the run of an executable before which jax has made what it calls
 _TIMED_EVERY = 100  # with `ledger.measuring`, every so many runs of an executable are waited for and timed
 
 
@@ -64,7 +65,8 @@ def lower(graph: Graph) -> Any:
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # freed early is good enough
-        return jax.jit(step, donate_argnums=0).trace(given, kept, *packs).lower()
+        options = compiling.options_for(graph)
+        return jax.jit(step, donate_argnums=0, compiler_options=options).trace(given, kept, *packs).lower()
 
 
 def _argument_types(graph: Graph) -> tuple[list[Any], list[Any], list[Any]]:
@@ -106,10 +108,13 @@ def executable_for(graph: Graph, floats: Sequence[float] | None = None) -> tuple
     found = compiling.from_disk(key, *_argument_types(graph))
     made = _compiled(graph) if found is None else _executable(graph, found[0], load_s=found[1])
     if found is None:
+        made.difference = compiling.difference(key)
         compiling.to_disk(key, made.compiled)
     _executables.limit = config.max_executables
     _executables.keep(_name(graph), made)
     mappings.make_room(_executables)
+    if platform() == "cpu":
+        pages.keep()
     return made, True
 
 
@@ -140,7 +145,8 @@ def _executable(
 
 def used(executable: Executable) -> None:
     """Notes that an executable was found without `executable_for`, so that it is not forgotten as unused."""
-    _executables.find(_name(executable.graph))
+    if _executables.newest is not executable:
+        _executables.find(_name(executable.graph))
 
 
 def _name(graph: Graph) -> Any:
@@ -211,14 +217,18 @@ def start(executable: Executable, given: list[Any], kept: list[Any], packs: Sequ
 
 def start_ready(executable: Executable, given: list[Any], kept: list[Any], packs: Sequence[Any]) -> Sequence[Any]:
     """`start` where the numbers are buffers already (`resident`): jax needs no setting for them, which costs time."""
-    executable.usage.runs += 1
+    usage = executable.usage
+    usage.runs += 1
+    if usage.runs == _SHORTENED_AT:
+        executable.shorten_call()
     try:
-        outputs: Sequence[Any] = executable.compiled(given, kept, *packs)
+        outputs: Sequence[Any] = executable.call(given, kept, *packs)
     except jax.errors.JaxRuntimeError as error:
         raise _failure(ExecutionError, "could not run", executable.graph, error) from error
     metrics.count("execute")
-    metrics.count("donated", len(given))
-    metrics.count("donated_bytes", executable.donated_bytes)
+    if given:
+        metrics.count("donated", len(given))
+        metrics.count("donated_bytes", executable.donated_bytes)
     return outputs
 
 

@@ -14,6 +14,15 @@ import torch
 OpOverload = torch._ops.OpOverload
 aten = torch.ops.aten
 
+NO_COMPUTATION = {
+    aten._assert_tensor_metadata.default,
+    aten._assert_scalar.default,
+    aten._functional_assert_scalar.default,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+}
+"""Checks that torch's tracers leave in a graph; they hold once it is traced."""
+
 
 class _Absent:
     """Marks an argument that was not given, that is, has its schema's default."""
@@ -234,6 +243,7 @@ _TWINS = {
     "range.out": "range.step",
     "range.out_": "range",
     "normal.out": "normal_functional",
+    "_native_batch_norm_legit.out": "_native_batch_norm_legit",
     "eye.out": "eye",
     "eye.m_out": "eye.m",
 }

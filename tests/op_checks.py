@@ -85,7 +85,7 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 def _twin(x: torch.Tensor, device: torch.device, memories: dict[Any, torch.Tensor]) -> torch.Tensor:
     """``x`` on the device, on the twin of its memory unless it is all there is of it."""
-    if not x.numel() or x.is_conj() or x.is_neg() or x.is_meta:
+    if x.is_conj() or x.is_neg() or x.is_meta or not x.untyped_storage().nbytes():
         return x if x.is_meta else x.to(device)
     key, whole = (x.untyped_storage().data_ptr(), x.dtype), x.untyped_storage().nbytes() // x.element_size()
     if key not in memories and whole == x.numel():

@@ -245,3 +245,25 @@ def test_edges(device: torch.device, group: str) -> None:
         lazytpu.mark_step()  # all results of a case by one graph
         found += problems(name, got, tree_leaves(CASES[name]("cpu")))
     assert not found, "\n".join(found)
+
+
+def test_the_default_dtype_may_change(device):
+    def made(where):
+        results = [
+            torch.ones(3, device=where),
+            torch.full((2,), 1.5, device=where),
+            torch.arange(3, device=where) + 1.5,
+        ]
+        return [*results, torch.arange(3, device=where) / 2, torch.rand(2, device=where), torch.eye(2, device=where)]
+
+    pending = torch.ones(3, device=device)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.float32):
+            torch.set_default_dtype(dtype)
+            for _ in range(2):
+                ours, theirs = made(device), made("cpu")
+                assert [x.dtype for x in ours] == [x.dtype for x in theirs]
+                assert all(a.cpu().shape == b.shape for a, b in zip(ours, theirs, strict=True))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert pending.dtype == torch.float32 and pending.tolist() == [1, 1, 1]

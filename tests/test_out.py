@@ -31,6 +31,9 @@ OUTS: dict[str, Case] = {
     "complex_result": lambda on: torch.add(numbers(3, device=on), 1j, out=torch.empty(3, device=on)),
     "wrong_shapes": lambda on: torch.add(numbers(3, device=on), numbers(2, device=on), out=torch.empty(3, device=on)),
     "pow": lambda on: torch.pow(numbers(3, device=on), 2, out=torch.empty(3, device=on)),
+    "kron": lambda on: torch.kron(
+        numbers(2, 2, device=on), numbers(2, device=on), out=torch.zeros(2, 4, 2, device=on)[..., 1]
+    ),
     "all": lambda on: torch.all(numbers(2, 3, device=on), 1, out=torch.empty(2, device=on, dtype=torch.bool)),
     "clamp": lambda on: torch.clamp(numbers(5, device=on), 1, 3, out=torch.empty(5, device=on)),
     "where": lambda on: torch.where(

@@ -31,6 +31,7 @@ WRONG: dict[str, Call] = {
     "a probability": lambda x: x(3).bernoulli_(2),
     "a Python number": lambda x: F.softshrink(x(3), -1),
     "the kind of a Python number": lambda x: torch.add(x(3).bool(), x(3).bool(), alpha=1.5),
+    "the last of a list": lambda x: torch._foreach_lerp([x(3)] * 2 + [x(3).int()], [x(3)] * 2 + [x(3).int()], 0.5),
     "a dtype of out": lambda x: torch.amax(x(3, 2), 0, out=x(2).double()),
     "a dtype of out, of an op that does not take zeros": lambda x: torch.linalg.cholesky(x(1, 1), out=x(1, 1).int()),
 }
@@ -69,3 +70,36 @@ def test_random_numbers_of_the_cpu_are_not_used_up(device: torch.device) -> None
     torch.manual_seed(3)
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(after, before)
+
+
+NUMBERS: dict[str, Callable[[Callable[..., torch.Tensor], Any, Any], Any]] = {
+    "randint": lambda x, a, b: torch.randint(int(a), int(b), (3,), device=x(1).device),
+    "randint_like": lambda x, a, b: torch.randint_like(x(3), int(b)),
+    "random_": lambda x, a, b: x(3).random_(int(a), int(b)),
+    "uniform_": lambda x, a, b: x(3).uniform_(a, b),
+    "normal_": lambda x, a, b: x(3).normal_(a, b),
+    "normal": lambda x, a, b: torch.normal(x(3), b),
+    "bernoulli_": lambda x, a, b: x(3).bernoulli_(b / 10),
+    "geometric_": lambda x, a, b: x(3).geometric_(b / 10),
+    "exponential_": lambda x, a, b: x(3).exponential_(b),
+    "softshrink": lambda x, a, b: F.softshrink(x(3), b),
+    "smooth_l1_loss": lambda x, a, b: F.smooth_l1_loss(x(3), x(3), beta=b),
+    "renorm": lambda x, a, b: torch.renorm(x(3, 2), 2, 0, b),
+}
+
+
+@pytest.mark.parametrize("call", NUMBERS.values(), ids=NUMBERS)
+def test_a_number_that_changes_is_refused_as_well(call: Callable[..., Any], device: torch.device) -> None:
+    def on_device(*size: int) -> torch.Tensor:
+        return torch.ones(*size, device=device)
+
+    for a, b in [(0, 3), (1, 4), (2, 3), (2, 5)]:
+        call(on_device, float(a), float(b))
+        lazytpu.mark_step()
+    wrong = (float(-1), float(-2))
+    _, expected = error_of(call, torch.ones, *wrong)
+    _, error = error_of(call, on_device, *wrong)
+    assert expected is not None
+    assert (type(error), str(error)) == (type(expected), str(expected))
+    lazytpu.mark_step()
+    call(on_device, 3.0, 4.0)

@@ -291,3 +291,13 @@ def test_write_through_view(name: str, device: torch.device) -> None:
 @pytest.mark.parametrize("name", MORE_VIEWS)
 def test_more_writes(name: str, device: torch.device) -> None:
     compare(name, {k: w for k, w in MORE_WRITES.items() if k not in UNORDERED.get(name, ())}, device)
+
+
+@pytest.mark.parametrize("offset", [None, 1])
+def test_copies_by_stride_see_the_memory_around_a_view(offset: int | None, device: torch.device) -> None:
+    def run(on: Any) -> Any:
+        view = torch.arange(20.0).to(on)[2:].as_strided((3, 2), (4, 2), 3)
+        written = torch.as_strided_scatter(view, torch.full((2, 2), -1.0).to(on), (2, 2), (3, 1), offset)
+        return torch.as_strided_copy(view, (2, 2), (3, 1), offset), written, written.stride()
+
+    assert list(differences(run("cpu"), run(device), loosely=True)) == []

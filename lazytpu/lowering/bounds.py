@@ -66,6 +66,20 @@ def _rows(weight: Any, indices: Any, *_: Any, **__: Any) -> Iterable[Positions]:
     yield Positions(indices, weight.shape[0])
 
 
+def _bags(weight: Any, indices: Any, offsets: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+    yield Positions(indices, weight.shape[0])
+    yield Positions(offsets, indices.size + 1)
+
+
+def _pivots(factor: Any, pivots: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+    yield Positions(pivots, factor.shape[-2] + 1, factor.ndim - 2, 1)
+
+
+def _sorter(sequence: Any, *_: Any, sorter: Any = None, **__: Any) -> Iterable[Positions]:
+    if sorter is not None:
+        yield Positions(sorter, *_at(sequence, -1))
+
+
 def _classes(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Iterable[Positions]:
     dim = 1 if x.ndim > 1 else 0
     yield Positions(target, x.shape[dim], dim, 0, ignore_index)
@@ -102,7 +116,9 @@ _CHECKED: dict[torch._ops.OpOverload, Callable[..., Iterable[Positions]]] = {
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _along_from_either_end),
     **dict.fromkeys((aten.take.default, aten.put.default), _flat),
     **dict.fromkeys((aten.embedding.default, aten.embedding_renorm.default), _rows),
-    **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _rows),
+    **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _bags),
+    **dict.fromkeys((aten.lu_unpack.default, aten.linalg_lu_solve.default), _pivots),
+    **dict.fromkeys((aten.searchsorted.Tensor, aten.searchsorted.Scalar), _sorter),
     **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), _classes),
     aten.multi_margin_loss.default: _margin_class,
     aten.multilabel_margin_loss_forward.default: _margin_classes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,8 @@ def call_from(site: Site | None) -> Callable[[Callable[[], Any]], Any]:
 
 
 def _function_name(site: Site) -> str:
-    return "".join(c if c.isidentifier() or c.isdigit() else "_" for c in site.module) or "_"
+    name = "".join(c if c.isidentifier() or c.isdigit() else "_" for c in site.module)
+    return name if name.isidentifier() and not iskeyword(name) else f"_{name}"  # "0", of a Sequential
 
 
 def scope_name(node: Node, position: int | None = None) -> str:

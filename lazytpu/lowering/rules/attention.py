@@ -42,7 +42,7 @@ def _masked_scores(q, k, bias, is_causal, scale):
 
 
 def _weights(scores, logsumexp):
-    """Softmax from the kept logarithms; a row that is masked throughout gets zeros."""
+    """Softmax from the kept logarithms, for gradients; a row that is masked throughout gets zeros."""
     return jnp.exp(scores - jnp.where(logsumexp == -jnp.inf, 0, logsumexp)[..., None])
 
 
@@ -57,8 +57,10 @@ def _attention(out, q, k, v, bias, dropout_p, is_causal, scale, rng):
     """The result and the logarithms of the sums, in the types of ``out[0]`` and ``out[1]``."""
     scores = _masked_scores(q, k, bias, is_causal, scale)
     top = jnp.max(scores, -1, keepdims=True, initial=-jnp.inf)
-    logs = jnp.log(jnp.sum(jnp.exp(scores - jnp.where(top == -jnp.inf, 0, top)), -1)) + top[..., 0]
-    weights = _weights(scores, logs)
+    weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0, top))
+    total = jnp.sum(weights, -1, keepdims=True)
+    logs = (jnp.log(total) + top)[..., 0]
+    weights = weights / jnp.where(total == 0, 1, total)  # from `logs` they would not add up to one, nor would gradients
     if rng is not None:
         weights = _dropped(weights, dropout_p, rng)
     y = _batched(_grouped(weights.astype(v.dtype), v), v, -1, -2)

@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, target_platform
-from lazytpu.lowering.rules import conv_groups, conv_matmul
+from lazytpu.lowering.rules import conv_groups, conv_matmul, conv_narrow
 from lazytpu.lowering.rules.operands import compute_dtype
 
 aten = torch.ops.aten
@@ -79,6 +79,8 @@ def convolution(out, x, w, bias, stride, padding, dilation, transposed, output_p
     x, w = _computed(x, w)
     if 0 in out.shape or 0 in x.shape or 0 in w.shape:
         y = jnp.zeros(out.shape, x.dtype)
+    elif transposed and _own_lowering() and conv_narrow.is_rounded_by_tap(out.dtype, how[0], _sizes(output_padding, n)):
+        y = conv_narrow.transposed(x, w, out.shape, out.dtype, *how)
     elif transposed:
         y = _input_transpose(x, w, out.shape, *how)
     else:

@@ -80,6 +80,8 @@ def _sample(x, grid, mode, padding, align_corners):
 
 @lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default, aten._grid_sampler_2d_cpu_fallback.default)
 def grid_sampler(out, x, grid, interpolation_mode, padding_mode, align_corners):
+    if 0 in out.shape:
+        return jnp.zeros(out.shape, out.dtype)
     dtype = compute_dtype(x.dtype)
     y = _sample(x.astype(dtype), grid.astype(dtype), interpolation_mode, padding_mode, align_corners)
     return y.astype(out.dtype)
@@ -89,6 +91,8 @@ def grid_sampler(out, x, grid, interpolation_mode, padding_mode, align_corners):
 def grid_sampler_backward(
     out, grad, x, grid, interpolation_mode, padding_mode, align_corners, output_mask=(True, True)
 ):
+    if 0 in grad.shape:
+        return jnp.zeros_like(x) if output_mask[0] else None, jnp.zeros_like(grid)
     dtype = compute_dtype(x.dtype)
 
     def sample(x, grid):

@@ -163,6 +163,8 @@ def index_put(out, x, indices, values, accumulate=False, unsafe=False):
 
 @lowers(aten._unsafe_masked_index.default)
 def unsafe_masked_index(out, x, mask, indices, fill):
+    if x.size == 0:
+        return jnp.full(out.shape, fill, out.dtype)
     return jnp.where(mask, index(out, x, indices), lax.convert_element_type(fill, x.dtype))
 
 

@@ -1,11 +1,12 @@
 """Products of small integers, ``lazytpu::integer_linear`` and ``lazytpu::integer_conv``: sums in a wide one.
 
 int8 is summed in int32 and int16 in int64; aten has no such convolution.  XLA's own integer convolution on the CPU
-is a plain loop, twenty times slower than one in floats, so there the patches are laid out and multiplied as a matrix
-(benchmarks/integer_conv.py).
+is a plain loop, many times slower than one in floats, so there the patches are laid out and multiplied as a matrix;
+and it has no matrix kernel for int64, so wide sums are made in float64 (benchmarks/integer_conv.py).
 """
 
 import itertools
+import math
 
 import jax.numpy as jnp
 import torch
@@ -65,7 +66,18 @@ library.impl("integer_conv", _conv_on_cpu, "CPU")
 
 @lowers(torch.ops.lazytpu.integer_linear.default)
 def integer_linear(out, x, weight):
-    return lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=out.dtype)
+    return _product(x, weight, (((x.ndim - 1,), (1,)), ((), ())), out.dtype)
+
+
+def _product(a, b, dims, dtype):
+    """The matrix product, with sums of ``dtype``.
+
+    int16 is summed in float64 on CPUs: products are below 2 ** 30, so sums of fewer than 2 ** 23 are exact.
+    """
+    terms = math.prod(a.shape[d] for d in dims[0][0])
+    if target_platform() == "cpu" and dtype == jnp.int64 and terms < 2**23:
+        return lax.dot_general(a.astype(jnp.float64), b.astype(jnp.float64), dims).astype(dtype)
+    return lax.dot_general(a, b, dims, preferred_element_type=dtype)
 
 
 @lowers(torch.ops.lazytpu.integer_conv.default)
@@ -96,5 +108,5 @@ def _by_patches(out, x, weight, stride, padding, dilation, groups):
     inputs, length = x.shape[1] // groups, out.size // (n * out.shape[1])
     patches = jnp.stack(taps, 2).reshape(n, groups, inputs * len(taps), length)
     rows = weight.reshape(groups, weight.shape[0] // groups, inputs * len(taps))
-    found = lax.dot_general(rows, patches, (((2,), (2,)), ((0,), (1,))), preferred_element_type=out.dtype)  # [g,o,n,l]
+    found = _product(rows, patches, (((2,), (2,)), ((0,), (1,))), out.dtype)  # [g,o,n,l]
     return jnp.moveaxis(found, 2, 0).reshape(out.shape)

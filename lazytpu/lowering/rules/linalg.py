@@ -20,26 +20,39 @@ def linalg_cross(out, a, b, *, dim=-1):
     return turned(a, -1) * turned(b, -2) - turned(a, -2) * turned(b, -1)
 
 
-# Coefficients of the Pade approximant of degree 13 of exp, and the 1-norm up to which it is exact to rounding, in
-# float64 (Higham, "The scaling and squaring method for the matrix exponential revisited", 2005).
-_PADE = (
-    *(64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800, 129060195264000, 10559470521600),
-    *(670442572800, 33522128640, 1323241920, 40840800, 960960, 16380, 182, 1),
+# The polynomial of degree 18 that is exp to rounding, in five products: coefficients of I, a, a^2, a^3 and a^6 in its
+# five parts, and the 1-norms up to which it is (Bader, Blanes, Casas, "Computing the matrix exponential with an
+# optimized Taylor polynomial approximation", 2019).
+_TAYLOR = (
+    (0, -1.00365581030144618291e-01, -8.02924648241156932449e-03, -8.92138498045729985177e-04, 0),
+    (0, 3.97849749499645077844e-01, 1.36783778460411720168, 4.98289622525382669416e-01, -6.37898194594723280150e-04),
+    (
+        -10.9676396052962061844,
+        1.68015813878906206114,
+        0.0571779846478865511061,
+        -6.98210122488052056106e-03,
+        3.34975017086070470649e-05,
+    ),
+    (
+        -0.0904316832390810593223,
+        -0.0676404519071381882256,
+        0.0675961301770459654925,
+        2.95552570429315521194e-02,
+        -1.39180257516060693404e-05,
+    ),
+    (0, 0, -9.23364619367118555360e-02, -1.69364939002081722752e-02, -1.40086798182036094347e-05),
 )
-_PADE_NORM = 5.371920351148152
+_TAYLOR_NORM = {4: 3.010066362817634, 8: 1.090863719290036}  # by bytes of a real number
 
 
-def _pade(a):
+def _taylor(a):
     """exp of matrices of small norm."""
-    b = [float(c) / _PADE[0] for c in _PADE]
-    eye = jnp.eye(a.shape[-1], dtype=a.dtype)
     a2 = a @ a
-    a4 = a2 @ a2
-    a6 = a4 @ a2
-    odd = a6 @ (b[13] * a6 + b[11] * a4 + b[9] * a2) + b[7] * a6 + b[5] * a4 + b[3] * a2 + b[1] * eye
-    even = a6 @ (b[12] * a6 + b[10] * a4 + b[8] * a2) + b[6] * a6 + b[4] * a4 + b[2] * a2 + eye
-    odd = a @ odd
-    return jnp.linalg.solve(even - odd, even + odd)
+    a3 = a @ a2
+    powers = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape), a, a2, a3, a3 @ a3
+    parts = [sum(power * c for power, c in zip(powers, row, strict=True) if c) for row in _TAYLOR]
+    a9 = parts[3] + parts[0] @ parts[4]
+    return parts[1] + (parts[2] + a9) @ a9
 
 
 @lowers(aten.linalg_matrix_exp.default)
@@ -47,9 +60,10 @@ def linalg_matrix_exp(out, a):
     if a.size == 0:
         return a
     a = a.astype(compute_dtype(a.dtype))
+    if a.shape[-1] == 1:
+        return jnp.exp(a).astype(out.dtype)
     norm = jnp.max(jnp.sum(jnp.abs(a), -2), -1)
-    # Half of the norm that float64 allows keeps the denominator well conditioned in float32 as well.
-    doublings = jnp.ceil(jnp.log2(norm / (_PADE_NORM / 2)))
+    doublings = jnp.ceil(jnp.log2(norm / _TAYLOR_NORM[norm.dtype.itemsize]))
     doublings = jnp.where(jnp.isfinite(norm), jnp.clip(doublings, 0, np.finfo(norm.dtype).maxexp), 0)
     scale = jnp.exp2(-doublings).astype(norm.dtype)[..., None, None]
     count = doublings.astype(jnp.int32)
@@ -58,7 +72,8 @@ def linalg_matrix_exp(out, a):
         i, result = state
         return i + 1, jnp.where((i < count)[..., None, None], result @ result, result)
 
-    start = (jnp.zeros((), jnp.int32), _pade(a * scale))
+    wide = jnp.promote_types(a.dtype, jnp.float64)  # for each square doubles the rounding errors of the polynomial
+    start = (jnp.zeros((), jnp.int32), _taylor((a * scale).astype(wide)).astype(a.dtype))
     return lax.while_loop(lambda state: state[0] < jnp.max(count), square, start)[1].astype(out.dtype)
 
 

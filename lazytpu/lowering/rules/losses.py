@@ -1,11 +1,13 @@
 """Losses and their gradients."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype
+from lazytpu.lowering.rules.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
 
@@ -105,22 +107,34 @@ def _huber_slope(x, target, delta=1.0):
     return jnp.where(d < -delta, -delta, jnp.where(d > delta, delta, d)).astype(x.dtype)
 
 
-def _soft_margin_slope(x, target):
-    z = jnp.exp(-target * x)
-    return -target * z / (z + 1)
-
-
 _pointwise_loss(
     aten.mse_loss.default, aten.mse_loss_backward.default, lambda x, t: (x - t) * (x - t), lambda x, t: 2 * (x - t)
 )
 _pointwise_loss(aten.smooth_l1_loss.default, aten.smooth_l1_loss_backward.default, _smooth_l1, _smooth_l1_slope, "beta")
 _pointwise_loss(aten.huber_loss.default, aten.huber_loss_backward.default, _huber, _huber_slope, "delta")
-_pointwise_loss(
-    aten.soft_margin_loss.default,
-    aten.soft_margin_loss_backward.default,
-    lambda x, t: jnp.log1p(jnp.exp(-t * x)),
-    _soft_margin_slope,
-)
+
+
+def _soft_margin(x, target):
+    """``x`` and ``target`` in the type to compute in, ``exp(-target * x)``, and the rounding after every step."""
+    kept = jnp.promote_types(x.dtype, target.dtype)
+    dtype = compute_dtype(kept)
+    x, target = x.astype(dtype), target.astype(dtype)
+    return target, rounded(jnp.exp(rounded(-target * x, kept)), kept), partial(rounded, dtype=kept)
+
+
+@lowers(aten.soft_margin_loss.default)
+def soft_margin_loss(out, x, target, reduction=MEAN):
+    """The CPU's is made of several ops, so that in half precision it is infinite early."""
+    _, z, step = _soft_margin(x, target)
+    return reduced(out, step(jnp.log1p(z)), reduction)
+
+
+@lowers(aten.soft_margin_loss_backward.default)
+def soft_margin_loss_backward(out, grad, x, target, reduction):
+    target, z, step = _soft_margin(x, target)
+    norm = jnp.asarray(1 / max(x.size, 1) if reduction == MEAN else 1, z.dtype)
+    slope = step(step(-norm * step(target * z)) / step(z + 1))
+    return (slope * grad.astype(slope.dtype)).astype(out.dtype)
 
 
 @lowers(aten.binary_cross_entropy.default)

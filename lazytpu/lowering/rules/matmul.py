@@ -40,9 +40,15 @@ def add_scaled(out, x, y, beta, alpha):
     return lax.convert_element_type(lax.add(x, y), out.dtype)
 
 
-@lowers(aten.mm.default, aten.mm.dtype, aten._int_mm.default)
+@lowers(aten.mm.default, aten.mm.dtype)
 def mm(out, a, b, out_dtype=None):
     return lax.convert_element_type(product(a, b, ((1,), (0,)), dtype=out.dtype), out.dtype)
+
+
+@lowers(aten._int_mm.default)
+def int_mm(out, a, b):
+    """Products of int8, which stay int8 in the program."""
+    return lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=out.dtype)
 
 
 @lowers(aten.bmm.default, aten.bmm.dtype)

@@ -5,7 +5,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype
+from lazytpu.lowering.rules.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
 
@@ -104,6 +104,9 @@ def _batch_norm(out, x, weight, bias, running_mean, running_var, training, momen
     else:
         mean, variance = running_mean.astype(dtype).reshape(channels), running_var.astype(dtype).reshape(channels)
     rstd = 1 / jnp.sqrt(variance + jnp.asarray(eps, dtype))
+    batch = mean
+    if training:  # what the gradient is given is used here too: of half precision, where the weights are
+        mean, rstd = rounded(mean, out[1].dtype), rounded(rstd, out[2].dtype)
     y = _affine((wide - mean) * rstd, weight, bias, channels).astype(out[0].dtype)
     if training:
         saved = [s.reshape(o.shape).astype(o.dtype) for s, o in zip((mean, rstd), out[1:3], strict=True)]
@@ -119,7 +122,7 @@ def _batch_norm(out, x, weight, bias, running_mean, running_var, training, momen
         value = (1 - momentum) * running.astype(dtype) + momentum * batch.reshape(-1)
         return value.astype(running.dtype)
 
-    return y, *saved, moved(running_mean, mean), moved(running_var, unbiased)
+    return y, *saved, moved(running_mean, batch), moved(running_var, unbiased)
 
 
 @lowers(aten._native_batch_norm_legit_functional.default, dynamic="momentum eps")

@@ -32,6 +32,8 @@ def _is_one(x):
 
 
 def _scaled(x, alpha):
+    if is_complex(x.dtype) and _is_one(alpha):  # by one and no i, as the CPU does: inf becomes inf + nan i
+        return lax.complex(lax.real(x) - lax.imag(x) * 0, lax.imag(x) + lax.real(x) * 0)
     return x if _is_one(alpha) else lax.mul(x, spread(cast(alpha, x.dtype), x.shape))
 
 
@@ -140,14 +142,17 @@ def _integer_pow(x, n):
     return jnp.where(n >= 0, power, jnp.where(abs(x) == 1, odd, jnp.zeros_like(x)))
 
 
-def _fixed_pow(x, n):
-    """x ** n for an exponent eager has a shorter form for, else None."""
+def _fixed_pow(x, n, dtype):
+    """x ** n, to be rounded to ``dtype``, for an exponent eager has a shorter form for, else None."""
+    if dtype == jnp.bfloat16 and n in (3, -2):  # the square is rounded by itself
+        square = rounded(x * x, dtype)
+        return square * x if n == 3 else 1 / square
     if n in (1, 2, 3, 4):
         return lax.integer_pow(x, int(n))
+    if n == 0.5 and (is_floating(x.dtype) or is_complex(x.dtype)):
+        return _sqrt(x)
     if not is_floating(x.dtype):
         return None
-    if n == 0.5:
-        return lax.sqrt(x)
     if n == -0.5:
         return 1 / lax.sqrt(x)
     return 1 / lax.integer_pow(x, int(-n)) if n in (-1, -2) else None
@@ -156,11 +161,11 @@ def _fixed_pow(x, n):
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, dynamic="exponent")
 def pow(out, x, n):
     x = operand(x, out)
-    if not hasattr(n, "dtype") and (power := _fixed_pow(x, n)) is not None:
+    if out.dtype == bool:
+        return x | ~operand(n, out)
+    if not hasattr(n, "dtype") and (power := _fixed_pow(x, n, out.dtype)) is not None:
         return cast(power, out.dtype)
     n = operand(n, out)
-    if out.dtype == bool:
-        return x | ~n
     if is_floating(x.dtype):
         return cast(lax.pow(x, n), out.dtype)
     return cast(_complex_pow(x, n) if is_complex(x.dtype) else _integer_pow(x, n), out.dtype)
@@ -197,6 +202,13 @@ def _logaddexp(x, y):
     larger = lax.real(x) >= lax.real(y)
     high, low = jnp.where(larger, x, y), jnp.where(larger, y, x)
     return jnp.where(jnp.isinf(lax.real(high)), high, high + lax.log1p(lax.exp(low - high)))
+
+
+def _ldexp(out, x, n):
+    """``x * 2 ** n``; the power is rounded to the type torch gives it."""
+    kept = n.dtype if jnp.issubdtype(n.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
+    n = cast(n, compute_dtype(kept))
+    return mul(out, x, cast(lax.pow(lax.full_like(n, 2), n), kept))
 
 
 def _xlogy(x, y):
@@ -253,7 +265,7 @@ lowers_each(
         aten.xlogy.Tensor: pointwise(_xlogy),
         aten.xlogy.Scalar_Other: pointwise(_xlogy),
         aten.xlogy.Scalar_Self: pointwise(_xlogy),
-        aten.ldexp.Tensor: pointwise(lambda x, n: x * lax.pow(lax.full_like(x, 2), n)),
+        aten.ldexp.Tensor: _ldexp,
         aten.bitwise_not.default: pointwise(lax.bitwise_not),
     }
 )
@@ -279,7 +291,7 @@ def logit(out, x, eps=None):
     x = operand(x, out)
     if eps is not None:
         eps = operand(eps, out)
-        x = jnp.where(eps < 0, x, lax.min(lax.max(x, eps), 1 - eps))
+        x = jnp.where(eps < 0, x, jnp.where(x < eps, eps, lax.min(x, 1 - eps)))  # an eps above 1/2 is a floor
     return cast(lax.log(x / (1 - x)), out.dtype)
 
 

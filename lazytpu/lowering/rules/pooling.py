@@ -133,10 +133,12 @@ def _claimed(grad, indices, spatial, stride, padding, cover):
 
 
 def _max_pool_backward(out, grad, indices, n, kernel, stride, padding, dilation):
+    if 0 in grad.shape:
+        return jnp.zeros(out.shape, out.dtype)
     kernel, stride, padding = _window(kernel, stride, padding, n)
     dilation, lead = _per_dim(dilation, n), grad.ndim - n
     cover = [-(-((k - 1) * d + 1) // s) for k, d, s in zip(kernel, dilation, stride, strict=True)]
-    if 0 in grad.shape or np.prod(cover) > MOST_TAPS:
+    if np.prod(cover) > MOST_TAPS:
         return scattered(out, grad, indices, n)
     planes, spatial = int(np.prod(grad.shape[:lead])), out.shape[lead:]
     # The loop is there for its operands: XLA would otherwise find the indices again at every element.

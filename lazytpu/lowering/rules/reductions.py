@@ -262,10 +262,10 @@ def _scan(out, op, x, dim):
 
 @lowers(aten.logcumsumexp.default, aten._logcumsumexp.default)
 def logcumsumexp(out, x, dim):
-    if jnp.isrealobj(x):
-        return _scan(out, lax.cumlogsumexp, x, dim)
     if x.ndim == 0 or x.size == 0:
         return x
+    if jnp.isrealobj(x):  # rounded once, for exp, which the gradient takes of it, enlarges rounding errors
+        return lax.cumlogsumexp(x.astype(jnp.float64), axis=axis_of(dim, x.ndim)).astype(out.dtype)
 
     def add(total, value):  # in order, for the phase adds up: it is not folded into one turn
         least, most = lax.real(total) < lax.real(value), jnp.maximum(lax.real(total), lax.real(value))

@@ -41,7 +41,9 @@ def argsort(out, x, dim=-1, descending=False, *, stable=True):
 
 @lowers(aten.topk.default)
 def topk(out, x, k, dim=-1, largest=True, sorted=True):
-    if x.ndim == 0 or 0 in out[0].shape:
+    if 0 in out[0].shape:
+        return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
+    if x.ndim == 0:
         return jnp.broadcast_to(x, out[0].shape), jnp.zeros(out[1].shape, out[1].dtype)
     axis, floating = axis_of(dim, x.ndim), jnp.issubdtype(x.dtype, jnp.floating)
     if x.dtype == jnp.bool_ or (floating and not largest and target_platform() != "cpu"):

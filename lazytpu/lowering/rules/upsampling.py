@@ -11,6 +11,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.operands import compute_dtype
+from lazytpu.lowering.rules.upsampling_bytes import resample_bytes
 
 aten = torch.ops.aten
 
@@ -42,7 +43,7 @@ def _nearest_exact(*how):
 
 def _linear(length, size, align_corners, scale, dtype):
     source = np.maximum(_sources(length, size, align_corners, scale, dtype), 0)
-    low = np.minimum(np.floor(source).astype(np.int64), length - 1)
+    low = np.minimum(np.floor(source.astype(np.float32)).astype(np.int64), length - 1)
     high = np.minimum(low + 1, length - 1)
     part = np.clip(source - low, 0, 1).astype(dtype)
     return np.stack([low, high], 1), np.stack([1 - part, part], 1)
@@ -120,12 +121,12 @@ def _resample(x, axis, index, weights):
     return total
 
 
-def _rounded(x, dtype):
-    """To the result's type; integers are rounded and kept in range."""
-    if not jnp.issubdtype(dtype, jnp.integer):
-        return x.astype(dtype)
-    info = jnp.iinfo(dtype)
-    return jnp.clip(jnp.round(x), info.min, info.max).astype(dtype)
+def _narrowed(weights, dtype):
+    """Weights as the CPU keeps them, in the type of the image; of two, the first is what the second leaves."""
+    narrow = weights.astype(dtype)
+    if narrow.dtype != weights.dtype and weights.shape[1] == 2:
+        narrow[:, 0] = 1 - narrow[:, 1]
+    return narrow
 
 
 def _along_each(taps, spatial, sizes, align_corners, scales, dtype):
@@ -141,11 +142,18 @@ def _upsampling(taps, aligns):
     def forward(out, x, output_size, *how, **_):
         align, scales = (how[0], how[1:]) if aligns else (False, how)
         exact = taps in (_nearest, _nearest_exact)
-        dtype = x.dtype if exact else compute_dtype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
+        how = x.shape[2:], out.shape[2:], align, scales
+        if not exact and x.dtype == jnp.uint8:
+            for i, tap in reversed([*enumerate(_along_each(taps, *how, np.float64))]):
+                x = resample_bytes(x, i + 2, *tap)
+            return x
+        dtype = x.dtype if exact else compute_dtype(x.dtype)
+        # The CPU has two kernels for linear images, and takes the one that keeps float32 weights for small results.
+        narrow = not exact and not (taps is _linear and len(how[1]) == 2 and sum(how[1]) <= 128)
         y = x.astype(dtype)
-        for i, tap in enumerate(_along_each(taps, x.shape[2:], out.shape[2:], align, scales, dtype)):
-            y = _resample(y, i + 2, *tap)
-        return y if exact else _rounded(y, out.dtype)
+        for i, (index, weights) in enumerate(_along_each(taps, *how, dtype)):
+            y = _resample(y, i + 2, index, _narrowed(weights, x.dtype) if narrow else weights)
+        return y.astype(out.dtype)
 
     def backward(out, grad, output_size, input_size, *how, **_):
         align, scales = (how[0], how[1:]) if aligns else (False, how)
