@@ -1,4 +1,4 @@
-"""Times ways to lower a convolution on this machine's CPU:  python benchmarks/conv_lowerings.py [cnn|resnet18]
+"""Times ways to lower a convolution on this machine's CPU:  python -m benchmarks.conv_lowerings [cnn|resnet18]
 
 For every convolution of the model (batch included) and each of its three products (forward, gradient
 of the input, gradient of the weight): eager torch, XLA's own convolution, and the matrix products of
@@ -7,7 +7,6 @@ sum over the model.  Which lowering the rules choose follows from these numbers.
 """
 
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from benchmarks.timing import best_ms
 from lazytpu.lowering.rules import conv_matmul
 
 # images, in channels, height and width, out channels, kernel, stride, padding, how often in the model
@@ -34,18 +34,6 @@ SHAPES = {
         (16, 512, 2, 512, 3, 1, 1, 3),
     ],
 }
-SECONDS = 0.5  # spent on each measurement
-
-
-def best_ms(run):
-    """The fastest of many runs, in milliseconds."""
-    run()
-    best, end = float("inf"), time.perf_counter() + SECONDS
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        run()
-        best = min(best, time.perf_counter() - start)
-    return best * 1e3
 
 
 def xla_conv(x, w, stride, padding):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What to run on a machine with a GPU:  PYTHONPATH=. python benchmarks/gpu_check.py [--json OUT] [--seconds 420]
+"""What to run on a machine with a GPU:  python -m benchmarks.gpu_check [--json OUT] [--seconds 420]
 
 Runs, within the given time: the tiny tests; a sample of torch's operator database against CPU eager; and the
 training step of a few models on the device (recorded, and through `lazytpu.compile`) beside CUDA eager.  Prints
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -20,12 +19,14 @@ from typing import Any
 
 import jax
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 import lazytpu
+from benchmarks.models import LARGE
+from benchmarks.page import RESULTS, ROOT
+from benchmarks.torch_step import backend, time_model
 
-ROOT = Path(__file__).parents[1]
+COLUMNS = {"recorded": "lazytpu", "compiled": "lazytpu-compile", "cuda eager": "cuda"}
+_RUN_S = 0.3
 OPS = (
     "add,mul,div,exp,log,sum,mean,amax,argmax,cumsum,sort,topk,gather,scatter_add,index_put,where,matmul,bmm,addmm,"
     "linalg.qr,linalg.cholesky,fft.fft,nn.functional.conv2d,nn.functional.max_pool2d,nn.functional.layer_norm,"
@@ -34,78 +35,10 @@ OPS = (
 )
 
 
-class Block(nn.Module):
-    """A transformer block with causal attention."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.n1, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, d = x.shape
-        q, k, v = (z.view(b, t, self.heads, -1).transpose(1, 2) for z in self.qkv(self.n1(x)).split(d, 2))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d))
-        return x + self.mlp(x)
-
-
-def convolutional() -> nn.Module:
-    def layer(i: int, o: int, stride: int) -> list[nn.Module]:
-        return [nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
-
-    return nn.Sequential(
-        *layer(3, 64, 2),
-        *layer(64, 128, 2),
-        *layer(128, 256, 2),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(256, 10),
-    )
-
-
-MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 10)), (256, 1024)),
-    "convolutional": (convolutional, (64, 3, 64, 64)),
-    "transformer": (
-        lambda: nn.Sequential(*[Block(512, 8) for _ in range(6)], nn.Flatten(), nn.Linear(512 * 128, 10)),
-        (16, 128, 512),
-    ),
-}
-
-
-def step_ms(name: str, device: torch.device, compiled: bool) -> tuple[float, float]:
-    """Median milliseconds of a training step, and the loss after the last one."""
-    torch.manual_seed(0)
-    make, shape = MODELS[name]
-    net = make().to(device)
-    x, y = torch.randn(shape).to(device), torch.randint(0, 10, shape[:1]).to(device)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    lazy = device.type != "cuda"
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    run = lazytpu.compile(step) if compiled else step
-    times = []
-    for i in range(35):
-        start = time.perf_counter()
-        loss = run(x, y)
-        if lazy and not compiled:
-            lazytpu.mark_step()
-        if lazy:
-            lazytpu.wait()
-        else:
-            torch.cuda.synchronize()
-        if i >= 5:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3, float(loss)
+def step_ms(name: str, column: str) -> tuple[float, float]:
+    """Median milliseconds of a training step, and the loss of the first one."""
+    found = time_model(name, backend(COLUMNS[column]), run_s=_RUN_S)
+    return found.step_ms, found.first_loss
 
 
 def operators(seconds: float) -> dict[str, str]:
@@ -137,7 +70,7 @@ def operators(seconds: float) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "gpu_check.json")
+    parser.add_argument("--json", type=Path, default=RESULTS / "gpu_check.json")
     parser.add_argument("--seconds", type=float, default=420)
     options = parser.parse_args()
     start = time.monotonic()
@@ -148,17 +81,16 @@ def main() -> int:
         "tiny_tests": "pass" if tiny.returncode == 0 else "fail",
         "models": {},
     }
-    for name in MODELS:
-        columns = {"recorded": (lazytpu.device(), False), "compiled": (lazytpu.device(), True)}
-        if torch.cuda.is_available():
-            columns["cuda eager"] = (torch.device("cuda"), False)
+    for name in LARGE:
         row = report["models"][name] = {}
-        for column, (device, compiled) in columns.items():
+        for column in COLUMNS:
             if time.monotonic() - start > options.seconds:
                 break
-            ms, loss = step_ms(name, device, compiled)
-            row[column] = {"step_ms": round(ms, 3), "loss": round(loss, 5)}
-            print(f"{name:14s} {column:10s} {ms:9.3f} ms  loss {loss:.5f}", flush=True)
+            if column == "cuda eager" and not torch.cuda.is_available():
+                continue
+            ms, loss = step_ms(name, column)
+            row[column] = {"step_ms": round(ms, 3), "first_loss": round(loss, 5)}
+            print(f"{name:14s} {column:10s} {ms:9.3f} ms  first loss {loss:.5f}", flush=True)
     report["operators"] = operators(options.seconds - (time.monotonic() - start))
     failed = {name: what for name, what in report["operators"].items() if what != "pass"}
     print(
@@ -166,6 +98,7 @@ def main() -> int:
     )
     for name, what in failed.items():
         print(f"  {name}: {what}")
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     return int(bool(failed) or tiny.returncode != 0)
 

@@ -17,17 +17,17 @@ ROOT = Path(__file__).parents[1] / "lazytpu"
 # A module imports from its own layer and from those above it in this list.  `*` stands for any name.
 LAYERS = {
     "words": (
-        "after_import cache config copying dtypes errors interrupts ledger logs metrics metrics_* printing "
+        "after_import cache config copying dtypes errors interrupts ledger logs metrics metrics_* pages printing "
         "random regions schema versions"
     ),
     "ir": "ir ir.*",
     "lowering": "lowering lowering.*",
     "runtime": "bounds events executable compiling mappings placement runtime serialized",
     "storage": "storage tensor",
-    "recording": "fx_graph fx_site higher_order infer metas promote record refusals rehearsal views",
-    "step": "eager origin step",
+    "recording": "domains fx_graph fx_site higher_order infer metas promote record refusals rehearsal views",
+    "step": "default_dtype eager origin step",
     "kernels": (
-        "autocast collectives composites control_flow custom_ops extensions fast foreach fork geometry host "
+        "autocast collectives composites control_flow custom_ops extensions fast foreach fork geometry host indices "
         "kernels modules outputs pace saving special"
     ),
     "device": "accelerator device streams torch_module",

@@ -1,0 +1,138 @@
+"""The programs of ``benchmarks/`` run, in their smallest form."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lazytpu
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))
+
+from benchmarks import allocation, compare, integer_conv, jax_models, jax_step, models, page, record, torch_step
+from benchmarks.growth import cutting, plots, process, recording, scan, training, tree
+from benchmarks.growth.study import Study, Verdict, ratio_of_rates, study_of
+
+
+def test_every_backend_begins_with_the_same_loss():
+    timings = {
+        name: torch_step.time_model("tiny", torch_step.backend(name), run_s=0.001)
+        for name in ("eager", "lazytpu", "lazytpu-compile")
+    }
+    timings["jax"] = jax_step.time_model("tiny", run_s=0.001)
+    expected = timings["eager"].first_loss
+    assert {name: t.first_loss for name, t in timings.items()} == pytest.approx(dict.fromkeys(timings, expected))
+    assert all(t.step_ms > 0 and t.first_s > 0 for t in timings.values())
+    assert timings["lazytpu"].compiles > 0
+
+
+def test_models_have_a_twin_in_jax():
+    assert set(models.SMALL) <= set(jax_models.MODELS)
+    with pytest.raises(ValueError, match="one of mlp"):
+        models.make("mpl")
+
+
+def run(model, backend, number, step_ms, **fields):
+    """A measurement as `compare.measure_all` gives it."""
+    fields = {"host_ms": 1.0, "first_s": 2.0, "rss_mb": 100, "first_loss": 1.0, **fields}
+    return {"model": model, "backend": backend, "round": number, "step_ms": step_ms, **fields}
+
+
+RUNS = [
+    run("mlp", "lazytpu", 0, 2.0, second_s=0.3),
+    run("mlp", "lazytpu", 1, 8.0, second_s=0.3),
+    run("mlp", "torch_xla", 0, 4.0),
+    run("mlp", "torch_xla", 1, 20.0),
+    run("mlp", "eager", 0, 1.0, first_loss=1.1),
+    {"model": "mlp", "backend": "jax", "round": 0, "error": "not here"},
+]
+
+
+def test_ratios_are_taken_within_a_round():
+    compared = compare.Comparison(RUNS)
+    assert compared.ratio("mlp", "lazytpu", "torch_xla") == pytest.approx(0.45)
+    assert compared.ratio("mlp", "lazytpu", "jax") is None
+    assert compared.ratio("mlp", "lazytpu", "lazytpu", "second_s") == pytest.approx(0.15)
+    found = {(goal.field, goal.peer): ratio <= goal.limit for goal, ratio in compared.goals()}
+    assert found == {("step_ms", "torch_xla"): True, ("second_s", "lazytpu"): True, ("host_ms", "eager"): True}
+    (wrong,) = compared.wrong_losses()
+    assert wrong.startswith("mlp: lazytpu 1.00000, eager 1.10000")
+
+
+def test_the_table_of_the_page_is_rewritten(tmp_path, capsys):
+    saved, written = tmp_path / "compare.json", tmp_path / "page.md"
+    page.save(saved, {"machine": page.machine(), "rounds": 2, "runs": RUNS})
+    written.write_text("before\n<!-- begin: compare -->\nold\n<!-- end: compare -->\nafter\n")
+    for _ in range(2):
+        assert compare.main(["--from-json", str(saved), "--markdown", str(written)]) == 1  # a measurement failed
+    text = written.read_text()
+    assert text.startswith("before\n<!-- begin: compare -->\n\nMedians of 2 rounds.")
+    assert "| mlp | lazytpu | 5.00 | 1.00 | 2.00 | 0.30 | 100 | " in text
+    assert text.endswith("Not measured: mlp jax: not here\n\n<!-- end: compare -->\nafter\n")
+    assert "Training steps" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="has no part"):
+        page.write_part(written, "growth", "")
+
+
+def test_the_page_has_every_part():
+    text = page.PAGE.read_text()
+    for name in ("compare", "record", "allocation", "growth"):
+        assert f"<!-- begin: {name} -->" in text and f"<!-- end: {name} -->" in text
+        assert json.loads((page.RESULTS / f"{name}.json").read_text())["machine"]["versions"]["torch"]
+
+
+def test_recording_is_timed():
+    found = record.measure("lazytpu", rounds=1)
+    assert set(found) >= {"x + y", "chain", "cut"}
+    assert all(us > 0 for us in found.values())
+
+
+def test_ways_of_integer_convolutions_agree():
+    found = integer_conv.measure(integer_conv.Shape(2, 4, 6, 4, 3, 1, 1), "int8", 0.001)
+    assert set(found) == {"patches", "xla", "float"}
+
+
+def test_allocation_has_both_ways():
+    rows = [{"model": "cnn", "way": "reuse_pages on", "page_faults": 0, "cpu_ms": 1, "step_ms": 1, "rss_mb": 1}]
+    assert allocation.table(rows) == [["cnn", "reuse_pages on", "0", "1", "1", "1"]]
+    assert {"reuse_pages on", "reuse_pages off"} <= set(allocation.WAYS)
+
+
+def test_studies_of_growth_run(monkeypatch):
+    monkeypatch.setattr(training, "_SAMPLES", 2)
+    monkeypatch.setattr(tree, "_SAMPLES", 4)
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # slow where tests have left much
+    studies = [recording.study((10, 20)), cutting.study((2, 4)), tree.study(40)]
+    for study in studies:
+        assert study.verdicts and all(len(points) > 1 for points in study.series.values())
+        assert study_of(json.loads(json.dumps(study.as_dict()))).name == study.name
+    assert [step for step, _ in training.train(4, compiled=False)] == [2, 4]
+    assert scan.first_step(2, scan.recomputed) > 0
+
+
+def test_shapes_are_judged():
+    assert ratio_of_rates([(x, 3.0 * x) for x in (1, 10, 100)]) == pytest.approx(1)
+    assert ratio_of_rates([(x, 3.0 * x * x) for x in (1, 10, 100)]) > 10
+    assert Verdict("", 1.0, 1.0).holds and not Verdict("", 1.1, 1.0).holds
+
+
+def test_what_is_held_is_seen(device):
+    lazytpu.wait()
+    before = process.held()
+    kept = [torch.ones(4).to(device) + i for i in range(50)]
+    lazytpu.mark_step(wait=True)
+    after = process.held()
+    assert after.buffers - before.buffers >= len(kept) - 1
+
+
+def test_plots_need_matplotlib(tmp_path, monkeypatch):
+    study = Study("name", "title", "x", "y", {"a": [(1.0, 2.0), (2.0, 3.0)]}, False, [])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match="pip install"):
+        plots.draw([study], tmp_path)
