@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 from torch.nn.parameter import Parameter, UninitializedParameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lazytpu.tensor import LazyTensor
 
@@ -49,10 +50,11 @@ def _swapping(convert: _Convert) -> _Convert:
 
 
 def _crosses(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether a parameter leaves this device or comes to it."""
+    """Whether a parameter leaves this device or comes to it; those that hold other tensors torch swaps itself."""
     devices = {tensor.device.type, out.device.type}
     ours: str = LazyTensor.device_type  # type: ignore[attr-defined]
-    return len(devices) == 2 and ours in devices and isinstance(tensor, Parameter)
+    crosses = len(devices) == 2 and ours in devices and isinstance(tensor, Parameter)
+    return crosses and not is_traceable_wrapper_subclass(out)
 
 
 def _parameter_like(tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

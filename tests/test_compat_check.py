@@ -59,6 +59,38 @@ def test_each_name_has_a_verdict() -> None:
     assert all(f.advice for f in checker.check_source(SCRIPT) if f.verdict == DIFFERS)
 
 
+TENSORFLOW = """\
+import tensorflow as tf
+from tensorflow import keras
+from tensorflow.keras.layers import Dense
+
+tf.debugging.set_log_device_placement(True)
+model = keras.Sequential([Dense(10), keras.layers.GaussianNoise(0.1)])
+
+@tf.function(jit_compile=True)
+def forward(x):
+    return tf.no_such_thing(model(x))
+
+forward.experimental_get_compiler_ir(tf.zeros(2))(stage="hlo")
+"""
+
+
+def test_each_name_of_tensorflow_has_a_counterpart() -> None:
+    found = {
+        (f.line, f.name): (f.verdict, f.advice.removeprefix("use instead: ")) for f in checker.check_source(TENSORFLOW)
+    }
+    assert {verdict for verdict, _ in found.values()} == {LACKS}
+    advice = {at: text for at, (_, text) in found.items()}
+    assert advice[1, "tensorflow"].startswith("torch")
+    assert "torch.nn.Linear" in advice[3, "tensorflow.keras.layers.Dense"]
+    assert "LAZYTPU_LOG=placement" in advice[5, "tensorflow.debugging.set_log_device_placement"]
+    assert advice[6, "tensorflow.keras.Sequential"] == "torch.nn.Sequential"
+    assert advice[6, "tensorflow.keras.layers.GaussianNoise"] == "the module of the same name in torch.nn"
+    assert "lazytpu.jit" in advice[8, "tensorflow.function"]
+    assert "same name in torch" in advice[10, "tensorflow.no_such_thing"]
+    assert "lazytpu.hlo_text" in advice[12, ".experimental_get_compiler_ir()"]
+
+
 def test_what_is_said_to_differ_is_there() -> None:
     for name in checker.DIFFERENT:
         assert checker.verdict_of(name)[0] == DIFFERS, name
@@ -72,7 +104,7 @@ def test_what_is_said_to_be_lacking_is_lacking() -> None:
             assert instead in advice
 
 
-@pytest.mark.parametrize("package", ["torch_xla", "torch_tpu", "torch_mlu"])
+@pytest.mark.parametrize("package", ["torch_xla", "torch_tpu", "torch_mlu", "tensorflow"])
 def test_the_table_of_names_has_a_text_for_each(package: str) -> None:
     rows = list(checker.names_of(package))
     assert len(rows) > (50 if package == "torch_xla" else 0)

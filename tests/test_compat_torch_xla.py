@@ -241,6 +241,23 @@ def test_graphs_can_be_looked_at(device: torch.device) -> None:
     assert "digraph" in torch_xla._XLAC._get_xla_tensors_dot([x])
     assert "HloModule" in torch_xla._XLAC._get_xla_tensors_hlo([x])
     assert "stablehlo.add" in xm.get_stablehlo([x])
+    assert xm.get_stablehlo_bytecode([x])[:20].count(b"StableHLO_v") == 1
+
+
+def test_the_precision_of_products_is_set(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazytpu.config, "matmul_precision", "highest")
+    torch_xla.backends.set_mat_mul_precision("default")
+    assert torch_xla.backends.get_mat_mul_precision() == lazytpu.config.matmul_precision == "default"
+    with pytest.raises(ValueError, match="highest"):
+        torch_xla.backends.set_mat_mul_precision("fastest")
+    assert torch_xla.xr is torch_xla.runtime is xr
+
+
+def test_names_of_variables_are_there() -> None:
+    from torch_xla.core import xla_env_vars as xenv  # type: ignore[import-not-found]
+
+    assert xenv.PJRT_DEVICE == "PJRT_DEVICE"
+    assert xenv.TPU_MESH_CTLER_ADDR == "TPU_MESH_CONTROLLER_ADDRESS"
 
 
 SCRIPT = """

@@ -45,6 +45,13 @@ def test_jit_newton_converges(run):
     assert gradients[-1] < 1e-3 * gradients[0]
 
 
+def test_jit_function_is_what_was_recorded(run):
+    printed = run("jit_function")
+    assert "probabilities (16, 5), rows sum to 1.0000" in printed
+    assert float(re.search(r"to the recorded graph ([\d.e+-]+)", printed)[1]) < 1e-6
+    assert "another batch (16, 5), 0 ops fell back" in printed
+
+
 def test_control_flow_finds_the_eigenvalue(run):
     printed = run("control_flow")
     assert re.search(r"scan over 1000 steps: last [\d.]+, gradient [\d.]+", printed)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import io
 import itertools
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +71,118 @@ def test_products_are_integers_in_the_program(device: torch.device) -> None:
         assert len(products) == 1
         assert "xi8>" in products[0].split("->")[0]
         assert "xi32>" in products[0].split("->")[1]
+
+
+def test_torchs_own_product_of_integers_is_one(device: torch.device) -> None:
+    q = torch.randint(-128, 128, (40, 24), dtype=torch.int8)
+    y = torch._int_mm(q.to(device), q.to(device).t())
+    (product,) = [line for line in lazytpu.stablehlo_text(y).splitlines() if "= stablehlo.dot_general" in line]
+    assert "xi8>" in product.split("->")[0]
+    assert torch.equal(y.cpu(), torch._int_mm(q, q.t()))
+
+
+def test_the_compiled_program_has_integer_products(device: torch.device) -> None:
+    layer, x = made("linear")
+    text = lazytpu.hlo_text(quantization.quantize_dynamic(layer).to(device)(x.to(device)))
+    (product,) = [line for line in text.splitlines() if " dot(" in line]
+    assert re.search(r"= s32\[[\d,]+\]\S* dot\(", product)
+    operands = re.search(r" dot\(([^)]*)\)", product)
+    assert operands is not None
+    for name in re.findall(r"%?([\w.\-]+)(?:,|$)", operands[1]):
+        assert re.search(rf"^\s*(?:ROOT )?%?{re.escape(name)} = s8\[", text, re.M), name
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The net of the example, trained on scikit-learn's digits; images for calibration, images and labels."""
+    path = Path(__file__).parents[1] / "examples/train_mnist.py"
+    spec = spec_from_file_location("train_mnist", path)
+    assert spec is not None
+    assert spec.loader is not None
+    example = module_from_spec(spec)
+    spec.loader.exec_module(example)
+    train, test = example.load_data("digits")
+    torch.manual_seed(0)
+    net = example.CNN()
+    x, y = train.tensors
+    optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
+    for _ in range(2):
+        for at in torch.randperm(len(x)).split(96):
+            optimizer.zero_grad()
+            torch.nn.functional.nll_loss(net(x[at]), y[at]).backward()
+            optimizer.step()
+    return net.eval(), x[:128], *test.tensors
+
+
+@pytest.mark.parametrize("how", ["dynamic", "per_tensor", "static", "weights8", "weights4"])
+def test_digits_are_read_as_well_as_in_floats(how: str, digits: Any, device: torch.device) -> None:
+    net, sample, x, y = digits
+    quantize = {
+        "dynamic": lambda: quantization.quantize_dynamic(net),
+        "per_tensor": lambda: quantization.quantize_dynamic(net, per_channel=False),
+        "static": lambda: quantization.quantize_static(net, quantization.calibrate(net, [sample])),
+        "weights8": lambda: quantization.quantize_weights(net),
+        "weights4": lambda: quantization.quantize_weights(net, bits=4),
+    }
+    with torch.no_grad():
+        floats = (net(x).argmax(1) == y).float().mean().item()
+        integers = (quantize[how]().to(device)(x.to(device)).argmax(1).cpu() == y).float().mean().item()
+    assert floats > 0.9
+    assert integers > floats - 0.005
+
+
+def test_the_device_holds_a_quarter_of_the_bytes(device: torch.device) -> None:
+    def held(make: Any) -> tuple[int, nn.Module]:
+        gc.collect()
+        lazytpu.wait()
+        before = torch.get_device_module(device).memory_allocated()
+        net = make().to(device)
+        lazytpu.wait()
+        return torch.get_device_module(device).memory_allocated() - before, net
+
+    source = nn.Linear(512, 512, bias=False)
+    floats, kept = held(lambda: copy.deepcopy(source))
+    integers, quantized = held(lambda: quantization.quantize_dynamic(source))
+    assert floats == 4 * 512 * 512
+    assert integers == 512 * 512 + 4 * 512  # and a scale for each row
+    del kept, quantized
+
+
+def convolution() -> tuple[nn.Module, torch.Tensor]:
+    layer, x = made("conv2d")
+    return quantization.quantize_dynamic(nn.Sequential(layer, nn.Flatten(), nn.Linear(8 * 42, 3))), x
+
+
+def recurrence() -> tuple[nn.Module, torch.Tensor]:
+    return quantization.quantize_dynamic(Net()), torch.randint(0, 20, (2, 3))
+
+
+def weights_only() -> tuple[nn.Module, torch.Tensor]:
+    return quantization.quantize_weights(nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3)), 4), torch.ones(
+        2, 64
+    )
+
+
+@pytest.mark.parametrize("make", [convolution, recurrence, weights_only])
+def test_a_quantized_model_is_saved_exported_and_packaged(make: Any, device: torch.device, tmp_path: Path) -> None:
+    net, x = make()
+    net = net.to(device).eval()
+    want = net(x.to(device)).detach().cpu()
+    torch.save(net, tmp_path / "net.pt")
+    again = torch.load(tmp_path / "net.pt", weights_only=False)
+    torch.testing.assert_close(again(x.to(device)).detach().cpu(), want)
+    program = lazytpu.export.stablehlo(torch.export.export(net, (x.to(device),)))
+    products = [
+        line for line in program.text().splitlines() if "dot_general" in line or "stablehlo.convolution" in line
+    ]
+    assert products
+    if make is not weights_only:
+        assert all(
+            "xi8>" in operands and "xi32>" in sums for operands, _, sums in (p.rpartition("->") for p in products)
+        )
+    torch.testing.assert_close(program(x.to(device)).cpu(), want, rtol=1e-4, atol=1e-4)
+    lazytpu.export.package(net, (x.to(device),), tmp_path / "net.ltz")
+    torch.testing.assert_close(lazytpu.load(tmp_path / "net.ltz")(x.to(device)).cpu(), want, rtol=1e-4, atol=1e-4)
 
 
 def test_wrong_operands_are_refused(device: torch.device) -> None:

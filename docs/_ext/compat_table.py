@@ -1,4 +1,7 @@
-"""The directive ``compat-table PACKAGE``: every name of a stand-in, read from its modules, and what is lacking."""
+"""The directive ``compat-table PACKAGE``: every name of a stand-in, read from its modules, and what is lacking.
+
+Of a package without a stand-in (tensorflow): what to write for each name.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from lazytpu.compat import checker
+from lazytpu.compat.finder import PACKAGES
 
 
 class CompatTable(SphinxDirective):
@@ -16,9 +20,12 @@ class CompatTable(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         modules: dict[str, list[list[str]]] = {}
+        stands_in = self.arguments[0] in PACKAGES
         for full, verdict, doc, advice in checker.names_of(self.arguments[0]):
             module, _, name = full.rpartition(".")
-            if verdict == checker.LACKS:
+            if not stands_in:
+                modules.setdefault(module, []).append([name, advice])
+            elif verdict == checker.LACKS:
                 modules.setdefault("Not there", []).append([full, f"use instead: {advice}"])
             else:
                 differs = f" Different: {advice}." if advice else ""

@@ -22,6 +22,8 @@ def check(
 ) -> None:
     """List what of a torch_xla, torch_tpu or torch_mlu script will and will not work here.
 
+    Of a TensorFlow script it lists what to write instead of each name.
+
     The exit code is 1 when something is lacking, and 2 when the script cannot be read.
     """
     try:

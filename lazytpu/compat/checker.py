@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from lazytpu import torch_module
-from lazytpu.compat import lacking
+from lazytpu.compat import lacking, tensorflow_names
 from lazytpu.compat.finder import PACKAGES
 
 WORKS, DIFFERS, LACKS = "works", "differs", "lacks"
@@ -39,7 +39,10 @@ _FOREIGN = {
     "torch.cuda": "the device of this process is lazytpu.device(); torch.accelerator has most of these for any device",
     "torch.distributed": "one process and one device; init_process_group has nothing to connect",
 }
-_METHODS = {"cuda": ".to(lazytpu.device())"}
+_METHODS = {
+    "cuda": ".to(lazytpu.device())",
+    "experimental_get_compiler_ir": "python -m lazytpu run --dump DIR, or lazytpu.hlo_text",
+}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -121,6 +124,8 @@ def _judged(name: str, line: int) -> Iterator[Finding]:
             yield Finding(line, name, LACKS, f"see the reference of torch.{name.split('.')[1]}")
         else:
             yield Finding(line, name, WORKS)
+    elif package in ("tensorflow", "keras"):
+        yield Finding(line, name, LACKS, f"use instead: {tensorflow_names.instead_of(name)}")
     for prefix, advice in _FOREIGN.items():
         if name == prefix or name.startswith(f"{prefix}."):
             yield Finding(line, name, LACKS, advice)
@@ -154,7 +159,14 @@ def _spec_of(module: str) -> object:
 
 
 def names_of(package: str) -> Iterator[tuple[str, str, str, str]]:
-    """(name, verdict, what it does, advice) for each public name of a stand-in and each that is known to be lacking."""
+    """(name, verdict, what it does, advice) for each public name of a stand-in and each that is known to be lacking.
+
+    Args:
+        package: one of those with a stand-in, or ``tensorflow``, of which all is lacking.
+    """
+    if package == "tensorflow":
+        yield from ((name, LACKS, "", use) for name, use in tensorflow_names.INSTEAD.items())
+        return
     root = importlib.import_module(f"lazytpu.compat.{package}")
     folder = Path(str(root.__file__)).parent
     for path in sorted(folder.rglob("*.py")):

@@ -11,9 +11,10 @@ import torch
 
 import lazytpu
 from lazytpu.compat import lacking
-from lazytpu.compat.torch_xla import _XLAC, environment
+from lazytpu.compat.torch_xla import _XLAC, backends, environment, runtime, stablehlo
 from lazytpu.compat.torch_xla.core import xla_model as xm
 from lazytpu.compat.torch_xla.distributed import xla_multiprocessing
+from lazytpu.compat.torch_xla.stablehlo import save_as_stablehlo, save_torch_model_as_stablehlo
 
 __version__ = "2.9.0"  # whose names these are
 
@@ -121,8 +122,11 @@ def launch(
     xla_multiprocessing.spawn(fn, args, start_method=start_method)
 
 
+xr = runtime
+
 __all__ = [
     "_XLAC",
+    "backends",
     "compile",
     "device",
     "device_count",
@@ -130,6 +134,12 @@ __all__ = [
     "launch",
     "manual_seed",
     "real_devices",
+    "runtime",
+    "save_as_stablehlo",
+    "save_torch_model_as_stablehlo",
+    "stablehlo",
     "step",
     "sync",
+    "xm",
+    "xr",
 ]

@@ -39,6 +39,7 @@ from lazytpu.compat.torch_xla.core.collectives import (
     xla_rendezvous,
 )
 from lazytpu.compat.torch_xla.core.rate import RateTracker
+from lazytpu.export.portable import bytecode_of
 from lazytpu.record import is_device_tensor
 
 __getattr__ = lacking.names_of(__name__)
@@ -188,6 +189,11 @@ def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
     """The StableHLO of the pending graph of some tensors, or of all."""
     return lazytpu.stablehlo_text(*(tensors or ()))
+
+
+def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
+    """The same as portable bytecode, which later versions of XLA read."""
+    return bytecode_of(get_stablehlo(tensors))
 
 
 # --- transfers and files --------------------------------------------------------------------------------------------
