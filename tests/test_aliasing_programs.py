@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lazytpu import events, step
 
-FORGET_EVERY = 150  # programs: each compiles graphs of its own, and a few thousand of those fill the memory
+FORGET_EVERY = 100  # programs: each compiles graphs of its own, and a few thousand of those fill the memory
 done = count(1)
 MANY = os.environ.get("LAZYTPU_TEST_PROGRAMS")
 
@@ -28,7 +28,7 @@ programs = st.lists(
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")  # torch warns of writes to expanded tensors and resized outputs
 @settings(
-    max_examples=int(MANY or 150),
+    max_examples=int(MANY or 100),
     deadline=None,
     derandomize=not MANY,
     database=None,

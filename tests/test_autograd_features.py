@@ -597,15 +597,15 @@ RNNS = {
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")  # on the CPU
 @pytest.mark.parametrize("name", RNNS)
 def test_recurrent_layers(name):
-    check(lambda device: train(device, RNNS[name], lambda m: m(given(device, (5, 2, 3)))), rtol=1e-4, atol=1e-5)
+    check(lambda device: train(device, RNNS[name], lambda m: m(given(device, (3, 2, 3)))), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "enforce_sorted"), [("LSTM_deep", False), ("LSTM", True), ("GRU", False)])
+@pytest.mark.parametrize(("name", "enforce_sorted"), [("LSTM_deep", False), ("GRU", True)])
 def test_packed_sequences(name, enforce_sorted):
     def program(device):
         first = "batch_first" in RNNS[name]().__dict__ and RNNS[name]().batch_first
-        lengths = torch.tensor([5, 3, 2] if enforce_sorted else [2, 5, 3])
-        x = given(device, (3, 5, 3) if first else (5, 3, 3))
+        lengths = torch.tensor([3, 2, 1] if enforce_sorted else [2, 3, 1])
+        x = given(device, (3, 3, 3))
 
         def forward(model):
             packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=enforce_sorted)

@@ -126,6 +126,15 @@ def test_waiting_is_told_apart() -> None:
     assert last["waiting_s"] >= PAUSE_S > last["python_s"]
 
 
+@pytest.fixture
+def no_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that earlier tests have left behind (pools of torch's compiler) are not there for `pace`."""
+    before = set(threading.enumerate()) - {threading.current_thread()}
+    enumerate_all = threading.enumerate
+    monkeypatch.setattr(threading, "enumerate", lambda: [t for t in enumerate_all() if t not in before])
+
+
+@pytest.mark.usefixtures("no_other_threads")
 def test_metrics_on_measures_recording_and_the_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lazytpu.config, "metrics", True)
     train(device, 4)
@@ -135,6 +144,7 @@ def test_metrics_on_measures_recording_and_the_device(device: torch.device, monk
     assert lazytpu.metrics.counter("compile") == 1 and trace.cursor is trace.root
 
 
+@pytest.mark.usefixtures("no_other_threads")
 def test_measuring_the_pace_leaves_nothing_behind(device: torch.device) -> None:
     x = torch.ones(3).to(device)
     y = x + 1
@@ -147,6 +157,7 @@ def test_measuring_the_pace_leaves_nothing_behind(device: torch.device) -> None:
     assert y.tolist() == [2.0] * 3
 
 
+@pytest.mark.usefixtures("no_other_threads")
 def test_recording_is_estimated_as_it_is(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a clock around the ops themselves, which also counts torch's dispatch."""
     monkeypatch.setattr(lazytpu.config, "metrics", True)
@@ -368,6 +379,7 @@ def test_only_recent_samples_are_kept() -> None:
     assert series.samples[0][1] == 10
 
 
+@pytest.mark.usefixtures("no_other_threads")
 def test_the_pace_is_not_measured_beside_other_threads(device: torch.device) -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
