@@ -46,7 +46,7 @@ class Config:
     disk_cache_dir: str = _setting("", "folder of the disk cache; by default lazytpu in the user's cache folder")
     disk_cache_bytes: int = _setting(2 << 30, "size of the disk cache, the least recently used programs go first")
     reuse_pages: bool = _setting(
-        True, "on CPUs, memory of large temporaries is kept for the next step (glibc's malloc); only read at import"
+        False, "on CPUs, keep memory of large temporaries for the next step (glibc's malloc); only read at import"
     )
     metrics: bool = _setting(False, "measure how long recording takes and the device works in each step, too")
     metrics_file: str = _setting("", "file that gets a line of JSON for each step; switches metrics on")

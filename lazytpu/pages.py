@@ -3,7 +3,7 @@
 XLA's executables on the CPU take their temporaries from malloc in each run.  glibc gives large ones back to the
 system at once, which has to fill every page with zeros before it is used again: a quarter to a third of a step
 (docs/explanation/performance.md, benchmarks/allocation.py).  Three settings of glibc make it keep them.  They are
-those of the whole process, so `lazytpu.config.reuse_pages` switches this off.
+those of the whole process, and slow down programs of many small ops, so `lazytpu.config.reuse_pages` is off by default.
 """
 
 from __future__ import annotations
