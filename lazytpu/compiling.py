@@ -19,6 +19,7 @@ from lazytpu.ir.graph import Graph
 from lazytpu.lowering.provenance import is_portable
 
 _TOLD_AFTER_S = 2.0
+_MADE_BY = "made_by"  # in the header of a file
 _HALVES = (torch.bfloat16, torch.float16)
 
 # Reductions that XLA hands to YNNPACK on CPUs leave out the rounding of what they add up to half precision.
@@ -41,9 +42,6 @@ def _rounding() -> dict[str, Any]:
     except Exception:  # jaxlib's own class, whose place has changed
         return {}
     return _ROUNDING
-
-
-_MADE_BY = "made_by"  # in the header of a file
 
 
 def disk_key(graph: Graph) -> str:

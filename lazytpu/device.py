@@ -133,9 +133,9 @@ def _register_kernels() -> None:
         for key in (KEY, f"Autograd{KEY}"):
             library.impl("scaled_dot_product_attention", composites.scaled_dot_product_attention, key)
             library.impl("tensor_split.tensor_indices_or_sections", composites.tensor_split, key)
-        library.impl("linear", kernel_for(aten.linear.default), KEY)
         # torch's composition of it writes to an `_unsafe_view` of what was given, which is a copy here
         library.impl("kron.out", _made_when_called(lambda: _with_out(aten.kron.out)), KEY)
+        library.impl("linear", kernel_for(aten.linear.default), KEY)
         library.impl("linear", composites.linear, f"Autograd{KEY}")
 
 
