@@ -9,12 +9,11 @@ print(lazytpu.ir_text(y))                # the graph so far
 print(y)                                 # cut, lowered to HLO, compiled, run
 """
 
-from lazytpu import versions  # isort: skip
+from lazytpu.torch_api import versions
 
 versions.check()  # before anything private of torch or jax is touched
 
-from lazytpu import cache, debug, default_dtype, events, export, lowering, metrics, pages, profiler
-from lazytpu.compile import compile
+from lazytpu import cache, debug, export, lowering, metrics, profiler
 from lazytpu.config import config
 from lazytpu.debug.dump import dump as _dump
 from lazytpu.debug.explain import explain
@@ -22,6 +21,8 @@ from lazytpu.debug.inspect import hlo_text, ir_dot, ir_text, stablehlo_text
 from lazytpu.device import device, device_count, is_available, register
 from lazytpu.dynamo import backend as _backend
 from lazytpu.dynamo import hooks as _hooks
+from lazytpu.executing import pages
+from lazytpu.executing.runtime import platform
 from lazytpu.export.package import load_package as load
 from lazytpu.interop import arrays as _arrays
 from lazytpu.interop import call as _call
@@ -30,10 +31,12 @@ from lazytpu.interop.call import call_jax
 from lazytpu.interop.module import as_jax_function
 from lazytpu.jit import jit
 from lazytpu.loader import DeviceLoader
-from lazytpu.pace import register as _register_pace
-from lazytpu.runtime import platform
-from lazytpu.scan import scan_layers
+from lazytpu.replaying.compile import compile
+from lazytpu.reporting import events
+from lazytpu.reporting.pace import register as _register_pace
+from lazytpu.scanning.scan import scan_layers
 from lazytpu.step import mark_step, wait
+from lazytpu.torch_api import default_dtype
 
 pages.share_heap()
 register()

@@ -4,7 +4,7 @@ The folder is in the user's cache folder and only this user can write to it.  A 
 JSON and the bytes XLA made of it, under a checksum.  Nothing in a file is Python code or a pickle.  Whatever is
 wrong with the folder or a file means that the program is compiled instead; it is counted, and told in the log.
 
-Here the bytes are only kept; what they mean is the business of ``lazytpu.serialized``.
+Here the bytes are only kept; what they mean is the business of ``lazytpu.executing.serialized``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lazytpu import logs, metrics
+from lazytpu import metrics
 from lazytpu.config import config
+from lazytpu.reporting import logs
 
 _SUFFIX = ".lazytpu"
 _TEMPORARY = ".tmp"

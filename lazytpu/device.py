@@ -11,34 +11,29 @@ from torch.fx.experimental import proxy_tensor
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import backend_registration
 
-from lazytpu import (
-    accelerator,
+from lazytpu.config import config
+from lazytpu.errors import VersionError
+from lazytpu.kernels import (
     autocast,
     collectives,
     composites,
     control_flow,
     custom_ops,
-    domains,
     extensions,
     fast,
     foreach,
-    fork,
     geometry,
     host,
     indices,
-    metas,
-    modules,
-    saving,
-    torch_module,
 )
-from lazytpu.config import config
-from lazytpu.errors import VersionError
-from lazytpu.kernels import functional, in_place, view
+from lazytpu.kernels.general import functional, in_place, view
+from lazytpu.kernels.outputs import with_out
+from lazytpu.kernels.special import special
 from lazytpu.lowering.lower import can_lower
-from lazytpu.outputs import with_out
-from lazytpu.schema import OpOverload, aten, functional_twin, op_of
-from lazytpu.special import special
+from lazytpu.recording import domains, metas
+from lazytpu.recording.schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.tensor import LazyTensor
+from lazytpu.torch_api import accelerator, fork, modules, saving, torch_module
 
 KEY = "PrivateUse1"
 _libraries: list[torch.library.Library] = []

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lazytpu import metrics_tables, metrics_xla
-from lazytpu.metrics_tables import Step
-from lazytpu.metrics_xla import Series
+from lazytpu.reporting import metrics_tables, metrics_xla
+from lazytpu.reporting.metrics_tables import Step
+from lazytpu.reporting.metrics_xla import Series
 
 MAX_STEPS = 1000
 
@@ -139,7 +139,7 @@ def fallbacks() -> dict[str, int]:
 
 
 def steps() -> list[dict[str, Any]]:
-    """What each of the last steps cost, the oldest first: the fields of `lazytpu.metrics_tables.Step`.
+    """What each of the last steps cost, the oldest first: the fields of `lazytpu.reporting.metrics_tables.Step`.
 
     A step ends with `lazytpu.mark_step`, or with a call of a function that `lazytpu.compile` replays.  The last
     1,000 steps since `reset` are kept.

@@ -16,9 +16,10 @@ from typing import Any
 
 import jax
 
-from lazytpu import ledger, regions, step
+from lazytpu import step
 from lazytpu.debug.op_times import OpTimes, name_device_events, times_of
-from lazytpu.metrics_tables import Step
+from lazytpu.reporting import ledger, regions
+from lazytpu.reporting.metrics_tables import Step
 
 __all__ = ["annotate", "op_times", "start_server", "start_trace", "stop_trace", "trace"]
 
@@ -61,7 +62,7 @@ class _Watch:
             self.recording = None
 
     def region(self, name: str) -> AbstractContextManager[object]:
-        """A listener of `lazytpu.regions`."""
+        """A listener of `lazytpu.reporting.regions`."""
         shown = jax.profiler.TraceAnnotation(name)
         return self._cut(shown) if name.startswith("lazytpu.cut") and self.recording is not None else shown
 
@@ -75,7 +76,7 @@ class _Watch:
             self.record()
 
     def step_ended(self, done: Step) -> None:
-        """A listener of `lazytpu.ledger`."""
+        """A listener of `lazytpu.reporting.ledger`."""
         self.end()
         self.begin()
 

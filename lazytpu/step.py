@@ -12,16 +12,19 @@ from typing import Any
 
 import torch
 
-from lazytpu import bounds, events, ledger, metrics, origin, placement, record, regions, runtime
+from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.errors import DonatedBufferError, LazyTPUError
-from lazytpu.interrupts import uninterrupted
+from lazytpu.executing import bounds, runtime
 from lazytpu.ir import site
 from lazytpu.ir.diagnosis import cause_of
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Node, Value, trace
 from lazytpu.ir.uniform import unlike_numbers
+from lazytpu.recording import record
+from lazytpu.reporting import events, ledger, origin, placement, regions
 from lazytpu.storage import Cell, Storage, new_storage, resolve
+from lazytpu.torch_api.interrupts import uninterrupted
 
 metrics.add_source("op", lambda: trace.ops + trace.cursor.depth)
 _CUT, _WAIT = metrics.timer("cut"), metrics.timer("wait")

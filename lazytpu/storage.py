@@ -2,7 +2,7 @@
 
 A *cell* is what a tensor holds: a `Storage`, or an `Alias` (a view of one).  ``cell.step`` equals the
 current step only for a storage whose ``value`` may be used as it is; everything else is loaded first
-(record.py).  Mutation is pointing a storage at a new value.
+(recording/record.py).  Mutation is pointing a storage at a new value.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from lazytpu.copying import deepcopy_tensor, reduce_tensor
 from lazytpu.errors import BackwardError
 from lazytpu.ir.layout import Layout, root_layout
-from lazytpu.printing import represent
 from lazytpu.storage import Alias, Cell, Storage, cell_at, new_storage
+from lazytpu.torch_api.copying import deepcopy_tensor, reduce_tensor
+from lazytpu.torch_api.printing import represent
 
 _create = torch._C._acc.create_empty_tensor
 _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 
 import lazytpu
-from lazytpu import bounds, events, metrics, step
+from lazytpu import metrics, step
 from lazytpu.errors import OutOfBoundsError
+from lazytpu.executing import bounds
+from lazytpu.reporting import events
 
 
 @pytest.fixture(autouse=True)

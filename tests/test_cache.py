@@ -23,9 +23,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lazytpu
-from lazytpu import cache, compiling, events, metrics, runtime, serialized, step
+from lazytpu import cache, metrics, step
 from lazytpu.config import config
+from lazytpu.executing import compiling, runtime, serialized
 from lazytpu.lowering import provenance, registry
+from lazytpu.reporting import events
 
 ROOT = Path(__file__).parents[1]
 KEY = "0" * 64
@@ -525,7 +527,8 @@ def test_a_changed_rule_is_another_program(tmp_path: Path, monkeypatch: pytest.M
     package = tmp_path / "lazytpu"
     (package / "lowering" / "rules").mkdir(parents=True)
     (package / "ir").mkdir()
-    for name in ("lowering/rules/a.py", "lowering/b.py", "ir/c.py", "dtypes.py", "runtime.py", "serialized.py"):
+    (package / "executing").mkdir()
+    for name in ("lowering/rules/a.py", "lowering/b.py", "ir/c.py", "executing/runtime.py", "dtypes.py"):
         (package / name).write_text("x = 1\n")
     monkeypatch.setattr(provenance.resources, "files", lambda name: package)
     digest = provenance.sources_digest.__wrapped__

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import lazytpu
-from lazytpu import autocast, versions
 from lazytpu.errors import VersionError
+from lazytpu.kernels import autocast
+from lazytpu.torch_api import versions
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,10 +11,11 @@ import torch
 from dumped_program import FORWARD_LINE, dump_into, the_dump
 
 import lazytpu
-from lazytpu import ledger, step
+from lazytpu import step
 from lazytpu.debug import cost, draw, dump, hlo, links, passes
 from lazytpu.debug.compare import nearest, text_of, unified
 from lazytpu.debug.folder import Dump, NotADump, open_dump
+from lazytpu.reporting import ledger
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from dynamo_marks import FRESH
 from torch import nn
 
 import lazytpu
-from lazytpu import events
 from lazytpu.errors import UnsupportedOpError
-from lazytpu.host import FallbackWarning
+from lazytpu.kernels.host import FallbackWarning
+from lazytpu.reporting import events
 
 ROOT = Path(__file__).parents[1]
 

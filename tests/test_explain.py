@@ -20,9 +20,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lazytpu
-from lazytpu import events, host, runtime, serialized, step
+from lazytpu import step
 from lazytpu.errors import CompileBudgetError
+from lazytpu.executing import runtime, serialized
 from lazytpu.ir import cause, source
+from lazytpu.kernels import host
+from lazytpu.reporting import events
 
 HERE = Path(__file__)
 LINES = HERE.read_text().splitlines()

@@ -21,10 +21,10 @@ import pytest
 import torch
 
 import lazytpu
-from lazytpu import kernels, record
 from lazytpu.ir.tree import trace
+from lazytpu.recording import record
 
-PACKAGE = kernels.__file__.rpartition("/")[0]
+PACKAGE = lazytpu.__file__.rpartition("/")[0]
 
 
 def start(on: Any) -> dict[str, torch.Tensor]:

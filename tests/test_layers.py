@@ -17,33 +17,34 @@ ROOT = Path(__file__).parents[1] / "lazytpu"
 # A module imports from its own layer and from those above it in this list.  `*` stands for any name.
 LAYERS = {
     "words": (
-        "after_import cache config copying dtypes errors interrupts ledger logs metrics metrics_* pages printing "
-        "random regions schema versions"
+        "cache config dtypes errors executing.pages metrics random recording recording.schema "
+        "reporting reporting.ledger reporting.logs reporting.metrics_* reporting.regions "
+        "torch_api torch_api.after_import torch_api.copying torch_api.interrupts torch_api.printing torch_api.versions"
     ),
     "ir": "ir ir.*",
     "lowering": "lowering lowering.*",
-    "runtime": "bounds events executable compiling mappings placement runtime serialized",
-    "storage": "storage tensor",
-    "recording": "domains fx_graph fx_site higher_order infer metas promote record refusals rehearsal views",
-    "step": "default_dtype eager origin step",
-    "kernels": (
-        "autocast collectives composites control_flow custom_ops extensions fast foreach fork geometry host indices "
-        "kernels modules outputs pace saving special"
+    "runtime": (
+        "executing executing.bounds executing.compiling executing.executable executing.mappings executing.runtime "
+        "executing.serialized reporting.events reporting.placement"
     ),
-    "device": "accelerator device streams torch_module",
+    "storage": "storage tensor",
+    "recording": "recording.*",
+    "step": "executing.eager reporting.origin step",
+    "kernels": "kernels kernels.* reporting.pace torch_api.fork torch_api.modules torch_api.saving",
+    "device": "device torch_api.*",
     "front": (
-        "capture compile debug debug.* dynamo dynamo.* export export.* fx guards interop interop.* jit layers "
-        "loader profiler quantization quantization.* replay scan scan_bodies spmd spmd.*"
+        "debug debug.* dynamo dynamo.* export export.* interop interop.* jit loader profiler quantization "
+        "quantization.* replaying replaying.* scanning scanning.* spmd spmd.*"
     ),
     "package": "lazytpu",
     "stand-ins": "compat compat.*",
     "commands": "cli cli.* __main__",
 }
 
-# Where jax may be imported: lowering, the run time, the table of dtypes, the check of its version.
+# Where jax may be imported: lowering, what runs programs, the table of dtypes, the check of its version.
 JAX = (
-    "lowering lowering.* runtime compiling serialized dtypes versions export export.* fx interop "
-    "interop.* profiler spmd spmd.*"
+    "lowering lowering.* executing.runtime executing.compiling executing.serialized dtypes torch_api.versions export "
+    "export.* interop interop.* profiler spmd spmd.*"
 )
 
 MAX_LINES = 400
@@ -145,7 +146,7 @@ def test_no_import_of_ours_hides_in_a_function():
 def test_jax_stays_in_its_place():
     users = {name for name, found in IMPORTS.items() for i in found if i.target.partition(".")[0] in ("jax", "jaxlib")}
     assert sorted(name for name in users if not matches(name, JAX)) == []
-    assert "runtime" in users
+    assert "executing.runtime" in users
 
 
 def test_files_are_short():
@@ -154,13 +155,13 @@ def test_files_are_short():
 
 
 def test_the_checks_notice():
-    top = "import lazytpu.device\nfrom lazytpu import runtime\n"
+    top = "import lazytpu.device\nfrom lazytpu.executing import runtime\n"
     found = list(imports_of(top + "def f():\n    from lazytpu.step import cut\n    import jax\n", "lazytpu"))
     assert [(i.target, i.ours, i.inside) for i in found] == [
         ("device", True, ""),
-        ("runtime", True, ""),
+        ("executing.runtime", True, ""),
         ("step", True, "f"),
         ("jax", False, "f"),
     ]
-    assert wrong_way("ir.graph", found) == [f"ir.graph imports {t}" for t in ("device", "runtime", "step")]
+    assert wrong_way("ir.graph", found) == [f"ir.graph imports {t}" for t in ("device", "executing.runtime", "step")]
     assert wrong_way("device", found) == []

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 import lazytpu
-from lazytpu import ledger, metrics_tables, metrics_xla, pace, runtime, step
+from lazytpu import step
+from lazytpu.executing import runtime
 from lazytpu.ir.tree import trace
-from lazytpu.metrics_tables import Step
+from lazytpu.reporting import ledger, metrics_tables, metrics_xla, pace
+from lazytpu.reporting.metrics_tables import Step
 
 
 @pytest.fixture(autouse=True)

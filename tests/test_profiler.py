@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import lazytpu
-from lazytpu import profiler, regions
+from lazytpu import profiler
+from lazytpu.reporting import regions
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_nothing_listens_afterwards(net, device, tmp_path):
     with pytest.raises(KeyError), profiler.trace(tmp_path):
         raise KeyError
     assert not regions.listeners
-    assert not lazytpu.ledger.listeners
+    assert not lazytpu.reporting.ledger.listeners
     with pytest.raises(RuntimeError, match="no trace is being taken"):
         profiler.stop_trace()
 

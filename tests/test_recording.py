@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import lazytpu
-from lazytpu import kernels, record, rehearsal
 from lazytpu.ir.tree import trace
+from lazytpu.recording import record, rehearsal
 
 
 class Counts:

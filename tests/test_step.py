@@ -17,10 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazytpu
-from lazytpu import events, interrupts, mappings, record, runtime
 from lazytpu.errors import CompileBudgetError, CompileError, LoweringError, UnsupportedOpError
+from lazytpu.executing import mappings, runtime
 from lazytpu.ir.tree import trace
 from lazytpu.lowering import registry
+from lazytpu.recording import record
+from lazytpu.reporting import events
+from lazytpu.torch_api import interrupts
 
 
 def counts(*names: str) -> list[int]:
@@ -262,7 +265,7 @@ def test_out_of_memory_names_the_op_and_line_and_the_tensors_live(device: torch.
 
 
 def test_unsupported_ops_say_what_to_do(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lazytpu import host
+    from lazytpu.kernels import host
 
     kernel = host.fallback(torch.ops.aten.sin.default)
     monkeypatch.setattr(lazytpu.config, "fallback", "error")
@@ -277,7 +280,7 @@ def test_unsupported_ops_say_what_to_do(device: torch.device, monkeypatch: pytes
 
 
 def test_a_fallback_is_counted_and_warned_of_once(device: torch.device) -> None:
-    from lazytpu import host
+    from lazytpu.kernels import host
 
     kernel = host.fallback(torch.ops.aten.cos.default)
     host._warned.discard("aten.cos")

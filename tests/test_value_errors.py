@@ -16,8 +16,9 @@ from op_checks import error_of
 from op_status import BY_VALUE
 
 import lazytpu
-from lazytpu import bounds, step
+from lazytpu import step
 from lazytpu.errors import OutOfBoundsError
+from lazytpu.executing import bounds
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.cholesky:UserWarning", "ignore:index_reduce")
 nan = float("nan")

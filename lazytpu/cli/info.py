@@ -14,8 +14,9 @@ import torch
 import typer
 
 import lazytpu
-from lazytpu import cache, runtime
+from lazytpu import cache
 from lazytpu.cli import tables
+from lazytpu.executing import runtime
 
 _PACKAGES = "torch jax jaxlib numpy torchvision libtpu jax-cuda12-plugin jax-cuda13-plugin torch_xla typer rich jinja2"
 _VARIABLES = ("LAZYTPU_", "JAX_", "XLA_", "LIBTPU_", "TPU_", "PJRT_", "CUDA_VISIBLE", "TF_CPP_", "OMP_NUM", "MALLOC_")

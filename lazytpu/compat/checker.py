@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from lazytpu import torch_module
 from lazytpu.compat import lacking, tensorflow_names
 from lazytpu.compat.finder import PACKAGES
+from lazytpu.torch_api import torch_module
 
 WORKS, DIFFERS, LACKS = "works", "differs", "lacks"
 

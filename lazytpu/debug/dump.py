@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
-from lazytpu import events, logs, runtime
 from lazytpu.config import config
 from lazytpu.debug import describe, draw, hlo, links
 from lazytpu.debug.compare import Text, nearest, text_of, unified
 from lazytpu.debug.inspect import hlo_of, optimized_hlo_of, stablehlo_of
-from lazytpu.events import Compilation
+from lazytpu.executing import runtime
 from lazytpu.ir.printer import graph_dot, graph_text
+from lazytpu.reporting import events, logs
+from lazytpu.reporting.events import Compilation
 
 FORMAT = 1
 FILES = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lazytpu import events
-from lazytpu.events import Tally
+from lazytpu.reporting import events
+from lazytpu.reporting.events import Tally
 
 
 def explain() -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lazytpu import runtime
+from lazytpu.executing import runtime
 from lazytpu.ir import printer
 from lazytpu.step import pending_graph
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from lazytpu import eager as each_op
 from lazytpu.config import config
+from lazytpu.executing import eager as each_op
 from lazytpu.ir.site import Site, is_user_file
 from lazytpu.ir.tree import Node, trace
-from lazytpu.schema import aten
+from lazytpu.recording.schema import aten
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from lazytpu import origin, step
+from lazytpu import step
 from lazytpu.debug.observe import Observed, describe, observed_now, observing, results_of
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.layout import root_layout
 from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.tree import Node, Value, operands
-from lazytpu.schema import Op, aten, op_of
+from lazytpu.recording.schema import Op, aten, op_of
+from lazytpu.reporting import origin
 
 _CHECKED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 

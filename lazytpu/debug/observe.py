@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from lazytpu import eager, record, runtime, step
+from lazytpu import step
+from lazytpu.executing import eager, runtime
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Number, Value, trace
+from lazytpu.recording import record
 
 
 class Observed:

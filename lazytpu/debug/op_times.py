@@ -10,13 +10,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from lazytpu import events
 from lazytpu.debug.hlo import Instruction, parse
 from lazytpu.debug.inspect import optimized_hlo_of
 from lazytpu.debug.links import Names, origins
 from lazytpu.debug.report.measured import CALLS, measured
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node
+from lazytpu.reporting import events
 
 UNKNOWN = "(XLA)"
 """The name for what XLA does by itself, such as copies."""

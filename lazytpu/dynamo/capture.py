@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from lazytpu.composites import FUSED
 from lazytpu.dynamo.compiled import CompiledGraph
 from lazytpu.dynamo.dump import positions_of, weight_names
 from lazytpu.dynamo.padding import PaddedGraph, Sizes, sizes_of
+from lazytpu.kernels.composites import FUSED
 
 
 def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:

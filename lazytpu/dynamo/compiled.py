@@ -8,20 +8,23 @@ from typing import Any
 
 import torch
 
-from lazytpu import host, metrics, random, record, runtime, step
+from lazytpu import metrics, random, step
 from lazytpu.config import config
 from lazytpu.dynamo.dump import dump
 from lazytpu.dynamo.program import Program, Result, program_of
 from lazytpu.dynamo.sizes import has_symbols, with_sizes
 from lazytpu.errors import UnsupportedOpError
-from lazytpu.fx_graph import unsupported_ops
-from lazytpu.interrupts import uninterrupted
+from lazytpu.executing import runtime
 from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
 from lazytpu.ir.tree import trace
-from lazytpu.record import cell_of, is_device_tensor
+from lazytpu.kernels import host
+from lazytpu.recording import record
+from lazytpu.recording.fx_graph import unsupported_ops
+from lazytpu.recording.record import cell_of, is_device_tensor
+from lazytpu.recording.views import write_cast
 from lazytpu.storage import Storage, cell_at, new_storage, resolve, storage_of, write_buffer
 from lazytpu.tensor import LazyTensor, make
-from lazytpu.views import write_cast
+from lazytpu.torch_api.interrupts import uninterrupted
 
 _create = torch._C._acc.create_empty_tensor
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph

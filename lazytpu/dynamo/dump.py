@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lazytpu import runtime
 from lazytpu.config import config
 from lazytpu.dtypes import short_name
-from lazytpu.events import Compilation
+from lazytpu.executing import runtime
+from lazytpu.reporting.events import Compilation
 
 _KEYS = re.compile(r"\['([^']+)'\]")
 _WEIGHTS = re.compile(r"_parameters|_buffers")

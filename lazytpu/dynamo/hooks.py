@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from lazytpu.after_import import after_import
 from lazytpu.tensor import LazyTensor
+from lazytpu.torch_api.after_import import after_import
 
 NAME = "lazytpu"
 

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 
-from lazytpu import bounds, events, metrics, runtime
+from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.dynamo.memory import memory_groups
-from lazytpu.fx_graph import Conversion
+from lazytpu.executing import bounds, runtime
 from lazytpu.ir.cause import Cause
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.site import Site, here
 from lazytpu.ir.tree import Node, Value
+from lazytpu.recording.fx_graph import Conversion
+from lazytpu.reporting import events
 
 Pick = Callable[[list[Any]], list[Any]]
 

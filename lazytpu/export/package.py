@@ -17,15 +17,17 @@ import jax
 import torch
 from jax import numpy as jnp
 
-from lazytpu import logs, metrics, random, runtime, serialized
+from lazytpu import metrics, random
 from lazytpu.config import config
 from lazytpu.errors import ArtifactError
+from lazytpu.executing import runtime, serialized
 from lazytpu.export.convert import Converted
 from lazytpu.export.files import MANIFEST, checked, contents_of, manifest_of
 from lazytpu.export.loading import module_of
 from lazytpu.export.program import PLATFORMS, StableHLOModule, converted, device_of, notes
 from lazytpu.interop.arrays import from_jax, share_buffer
 from lazytpu.lowering.registry import lowering_for
+from lazytpu.reporting import logs
 
 EXECUTABLE, SEAL = "executable.bin", "manifest.json.sha256"
 _EVERYWHERE = ("cpu", "cuda", "rocm", "tpu")

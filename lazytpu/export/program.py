@@ -12,18 +12,19 @@ import torch
 from jax import numpy as jnp
 from torch.utils._pytree import tree_unflatten
 
-from lazytpu import metrics, random, runtime
+from lazytpu import metrics, random
 from lazytpu.dtypes import to_numpy
+from lazytpu.executing import runtime
 from lazytpu.export import files
 from lazytpu.export.convert import Converted, Weights, convert
 from lazytpu.export.signature import ArraySpec, Signature, load_spec
 from lazytpu.export.tensorflow import save_as_saved_model
 from lazytpu.export.versions import versions
-from lazytpu.fx import host_array
 from lazytpu.interop.arrays import from_jax
 from lazytpu.interop.call import call_jax
+from lazytpu.interop.fx import host_array
 from lazytpu.ir.site import line_here
-from lazytpu.record import is_device_tensor
+from lazytpu.recording.record import is_device_tensor
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 

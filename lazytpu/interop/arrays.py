@@ -12,11 +12,13 @@ from typing import Any
 import jax
 import torch
 
-from lazytpu import metrics, record, runtime, step
+from lazytpu import metrics, step
 from lazytpu.dtypes import to_torch
+from lazytpu.executing import runtime
 from lazytpu.ir.layout import contiguous_stride, root_layout
 from lazytpu.ir.tree import trace
-from lazytpu.record import cell_of, is_device_tensor
+from lazytpu.recording import record
+from lazytpu.recording.record import cell_of, is_device_tensor
 from lazytpu.storage import Storage, new_storage, resolve
 from lazytpu.tensor import LazyTensor, make
 

@@ -17,10 +17,10 @@ from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch
 from lazytpu.interop.arrays import from_jax
 from lazytpu.ir.tree import LeastRecent
-from lazytpu.kernels import functional
+from lazytpu.kernels.general import functional
 from lazytpu.lowering.rules import jax_call
 from lazytpu.lowering.rules.jax_call import Traced, Type, call_jax_op, traced
-from lazytpu.record import float_key, is_device_tensor
+from lazytpu.recording.record import float_key, is_device_tensor
 
 MAX_FUNCTIONS = 4096
 _WIDE = {torch.int64, torch.uint64, torch.float64, torch.complex128}

@@ -11,13 +11,14 @@ import torch
 from jax import numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from lazytpu import metrics, runtime
+from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch
-from lazytpu.fx import function_of, host_array
+from lazytpu.executing import runtime
+from lazytpu.interop.fx import function_of, host_array
 from lazytpu.interop.tracing import TensorType, TracedModule, trace_module
 from lazytpu.lowering.registry import lowering_for
-from lazytpu.record import float_key
+from lazytpu.recording.record import float_key
 
 Arrays = dict[str, Any]
 

@@ -9,7 +9,7 @@ from lazytpu.ir import fork
 from lazytpu.ir.cause import Cause, Surroundings
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Value
-from lazytpu.schema import ABSENT
+from lazytpu.recording.schema import ABSENT
 
 _MAX_SHOWN = 4
 

@@ -26,7 +26,7 @@ _RULES = "lazytpu.lowering."
 _NAMESPACES = ("aten", "higher_order")
 
 # What turns a graph into a program, besides the rules: relative to the package.
-_SOURCES = ("lowering", "ir", "dtypes.py", "runtime.py", "serialized.py")
+_SOURCES = ("lowering", "ir", "executing", "dtypes.py")
 
 
 def is_portable(graph: Graph) -> bool:

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 import lazytpu
-from lazytpu import events
 from lazytpu.debug.inspect import optimized_hlo_of
 from lazytpu.ir.printer import graph_dot, graph_text
+from lazytpu.reporting import events
 
 MEANING = {
     "PJRT_DEVICE": "CPU, GPU, CUDA or TPU: where jax runs, unless JAX_PLATFORMS says",

@@ -8,7 +8,7 @@ import torch
 
 from lazytpu.lowering.registry import lowers, rule_of
 from lazytpu.lowering.rules.operands import compute_dtype
-from lazytpu.versions import passing_op
+from lazytpu.torch_api.versions import passing_op
 
 aten = torch.ops.aten
 

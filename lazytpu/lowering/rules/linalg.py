@@ -7,7 +7,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.operands import compute_dtype
-from lazytpu.versions import passing_op
+from lazytpu.torch_api.versions import passing_op
 
 aten = torch.ops.aten
 

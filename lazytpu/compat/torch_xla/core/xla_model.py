@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TextIO, TypedDict
 import torch
 
 import lazytpu
-from lazytpu import random, runtime
+from lazytpu import random
 from lazytpu.compat import lacking
 from lazytpu.compat.torch_xla import environment
 from lazytpu.compat.torch_xla.core.collectives import (
@@ -39,8 +39,9 @@ from lazytpu.compat.torch_xla.core.collectives import (
     xla_rendezvous,
 )
 from lazytpu.compat.torch_xla.core.rate import RateTracker
+from lazytpu.executing import runtime
 from lazytpu.export.portable import bytecode_of
-from lazytpu.record import is_device_tensor
+from lazytpu.recording.record import is_device_tensor
 
 __getattr__ = lacking.names_of(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lazytpu import metrics
 from lazytpu.compat import lacking
-from lazytpu.metrics_xla import COUNTERS, METRICS, SIZES
+from lazytpu.reporting.metrics_xla import COUNTERS, METRICS, SIZES
 
 __getattr__ = lacking.names_of(__name__)
 

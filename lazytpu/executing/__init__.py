@@ -1,0 +1,1 @@
+"""Executing: compiled graphs, buffers, and what runs when a graph is cut."""

@@ -1,0 +1,355 @@
+"""Buffers and executables: everything that touches jax at run time.
+
+A buffer is a ``jax.Array``.  Nothing here changes jax's global configuration: 64-bit types are switched
+on around our own tracing, calls and conversions only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from lazytpu import metrics
+from lazytpu.config import config
+from lazytpu.dtypes import to_numpy, to_torch
+from lazytpu.errors import CompileError, DonatedBufferError, ExecutionError, LazyTPUError
+from lazytpu.executing import compiling, mappings, pages
+from lazytpu.executing.executable import Executable as Executable
+from lazytpu.executing.executable import donated_bytes, smallest_result
+from lazytpu.ir.graph import Graph
+from lazytpu.ir.tree import LeastRecent
+from lazytpu.ir.uniform import are_uniform, with_uniform
+from lazytpu.lowering.lower import function_of, type_of
+from lazytpu.lowering.registry import lowering_for, target_platform
+from lazytpu.reporting import ledger, regions
+from lazytpu.torch_api.interrupts import uninterrupted
+
+_executables = LeastRecent(config.max_executables)
+
+_SHORTENED_AT = 2  # the run of an executable before which jax has made what it calls
+_TIMED_EVERY = 100  # with `ledger.measuring`, every so many runs of an executable are waited for and timed
+
+
+def device() -> jax.Device:
+    """The device that runs the graphs: jax's default."""
+    return jax.devices()[0]
+
+
+def platform() -> str:
+    """``cpu``, ``gpu`` or ``tpu``."""
+    return target_platform()
+
+
+@regions.region("lower")
+def lower(graph: Graph) -> Any:
+    """Traces a graph through the rules to StableHLO (a ``jax.stages.Lowered``)."""
+    function = function_of(graph)
+    positions = [i for part in split_donated(graph, range(len(graph.inputs))) for i in part]
+
+    def step(given: list[Any], kept: list[Any], floats: Any, ints: Any, complexes: Any) -> Any:
+        inputs = dict(zip(positions, [*given, *kept], strict=True))
+        return function([inputs[i] for i in range(len(positions))], floats, ints, complexes)
+
+    step.__name__ = f"lazytpu_{graph.key[:8]}"
+    given, kept, packs = _argument_types(graph)
+    with (
+        uninterrupted(),
+        jax.enable_x64(True),
+        jax.default_matmul_precision(config.matmul_precision),
+        lowering_for(platform()),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # freed early is good enough
+        options = compiling.options_for(graph)
+        return jax.jit(step, donate_argnums=0, compiler_options=options).trace(given, kept, *packs).lower()
+
+
+def _argument_types(graph: Graph) -> tuple[list[Any], list[Any], list[Any]]:
+    """Types of the inputs that are donated, of the others, and of the arrays of numbers."""
+    packs = zip(graph.counts, (np.float64, np.int64, np.complex128), strict=True)
+    given, kept = split_donated(graph, [type_of(v.layout) for v in graph.inputs])
+    return given, kept, [jax.ShapeDtypeStruct((n,), dtype) for n, dtype in packs]
+
+
+def split_donated(graph: Graph, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Inputs that are donated, and the others, as the compiled function takes them."""
+    donated = set(graph.donated)
+    return [inputs[i] for i in graph.donated], [x for i, x in enumerate(inputs) if i not in donated]
+
+
+def settings() -> dict[str, Any]:
+    """The settings that are part of a program, by name."""
+    return {"matmul_precision": config.matmul_precision}
+
+
+def executable_for(graph: Graph, floats: Sequence[float] | None = None) -> tuple[Executable, bool]:
+    """The executable of a graph, and whether it was compiled, or loaded from disk, just now.
+
+    Args:
+        floats: the step's numbers, for an executable that is only for steps like this one (see `fits`); without
+            them it is for any.
+
+    Raises:
+        LoweringError: a rule failed; names the op and the user's line.
+        CompileError: XLA refused the program.
+    """
+    if floats is not None:
+        graph = with_uniform(graph, floats)
+    known = _executables.find(_name(graph))
+    if known is not None:
+        return known, False
+    graph.verify()
+    key = compiling.disk_key(graph)
+    found = compiling.from_disk(key, *_argument_types(graph))
+    made = _compiled(graph) if found is None else _executable(graph, found[0], load_s=found[1])
+    if found is None:
+        made.difference = compiling.difference(key)
+        compiling.to_disk(key, made.compiled)
+    _executables.limit = config.max_executables
+    _executables.keep(_name(graph), made)
+    mappings.make_room(_executables)
+    if platform() == "cpu":
+        pages.keep()
+    return made, True
+
+
+@regions.region("compile")
+def _compiled(graph: Graph) -> Executable:
+    start = time.perf_counter()
+    with compiling.told_of(graph):
+        lowered = lower(graph)
+        middle = time.perf_counter()
+        try:
+            compiled = lowered.compile()
+        except Exception as error:
+            raise _failure(CompileError, "could not compile", graph, error) from error
+    end = time.perf_counter()
+    metrics.count("compile")
+    metrics.add_time("lower", middle - start)
+    metrics.add_time("compile", end - middle)
+    return _executable(graph, compiled, middle - start, end - middle)
+
+
+def _executable(
+    graph: Graph, compiled: Any, lower_s: float = 0.0, compile_s: float = 0.0, load_s: float = 0.0
+) -> Executable:
+    return Executable(
+        graph, compiled, lower_s, compile_s, smallest_result(graph), donated_bytes(graph), settings(), load_s=load_s
+    )
+
+
+def used(executable: Executable) -> None:
+    """Notes that an executable was found without `executable_for`, so that it is not forgotten as unused."""
+    if _executables.newest is not executable:
+        _executables.find(_name(executable.graph))
+
+
+def _name(graph: Graph) -> Any:
+    return graph.key, graph.uniform, config.matmul_precision
+
+
+def fits(executable: Executable, floats: Sequence[float]) -> bool:
+    """Whether an executable is for steps with these numbers; some need the numbers of a list to be equal."""
+    uniform = executable.graph.uniform
+    return not uniform or are_uniform(floats, uniform)
+
+
+def run(
+    executable: Executable,
+    inputs: Sequence[Any],
+    floats: Sequence[float],
+    ints: Sequence[int],
+    complexes: Sequence[complex],
+) -> Sequence[Any]:
+    """Starts an executable and returns its results, which may still be computing: its outputs, and the report
+    of a ``checked`` graph behind them.
+
+    Args:
+        inputs: buffers in the order of ``executable.graph.inputs``; donated ones are gone afterwards.
+        floats, ints, complexes: the step's numbers from Python.
+    """
+    given, kept = split_donated(executable.graph, inputs)
+    return start(executable, given, kept, packed(executable.graph, floats, ints, complexes))
+
+
+def packed(
+    graph: Graph, floats: Sequence[float], ints: Sequence[int], complexes: Sequence[complex]
+) -> tuple[Any, Any, Any]:
+    """The numbers from Python as the compiled function takes them."""
+    nf, ni, nc = graph.counts
+    return (
+        np.array(floats[:nf], np.float64),
+        np.array(ints[:ni], np.int64),
+        np.array(complexes[:nc], np.complex128),
+    )
+
+
+@regions.region("dispatch")
+def start(executable: Executable, given: list[Any], kept: list[Any], packs: Sequence[Any]) -> Sequence[Any]:
+    """`run` with inputs and numbers arranged already, see `split_donated` and `packed`."""
+    usage = executable.usage
+    usage.runs += 1
+    timed = ledger.measuring() and (not usage.run_s or usage.runs == 2 or usage.runs % _TIMED_EVERY == 0)
+    if timed:
+        timed = _finished([*given, *kept])
+    began = time.perf_counter()
+    with jax.enable_x64(True):
+        try:
+            outputs: Sequence[Any] = executable.compiled(given, kept, *packs)
+        except jax.errors.JaxRuntimeError as error:
+            raise _failure(ExecutionError, "could not run", executable.graph, error) from error
+    metrics.add_time("dispatch", time.perf_counter() - began)
+    if timed and _finished(outputs):
+        run_s = time.perf_counter() - began
+        usage.run_s = run_s if usage.runs <= 2 else 0.5 * (usage.run_s + run_s)
+    if usage.run_s:
+        metrics.add_time("run", usage.run_s)
+    metrics.count("execute")
+    metrics.count("donated", len(given))
+    metrics.count("donated_bytes", executable.donated_bytes)
+    return outputs
+
+
+def start_ready(executable: Executable, given: list[Any], kept: list[Any], packs: Sequence[Any]) -> Sequence[Any]:
+    """`start` where the numbers are buffers already (`resident`): jax needs no setting for them, which costs time."""
+    usage = executable.usage
+    usage.runs += 1
+    if usage.runs == _SHORTENED_AT:
+        executable.shorten_call()
+    try:
+        outputs: Sequence[Any] = executable.call(given, kept, *packs)
+    except jax.errors.JaxRuntimeError as error:
+        raise _failure(ExecutionError, "could not run", executable.graph, error) from error
+    metrics.count("execute")
+    if given:
+        metrics.count("donated", len(given))
+        metrics.count("donated_bytes", executable.donated_bytes)
+    return outputs
+
+
+def resident(packs: Sequence[Any]) -> tuple[Any, ...]:
+    """Numbers from Python as buffers, for `start_ready`."""
+    with uninterrupted(), jax.enable_x64(True):
+        return tuple([jax.device_put(p, device()) for p in packs])
+
+
+def _failure(kind: type[LazyTPUError], verb: str, graph: Graph, error: Exception) -> LazyTPUError:
+    """The error for a graph XLA refused, with the op whose result is largest: XLA does not say which one failed."""
+    sizes = {
+        node: sum(type_of(v.layout).size * v.layout.dtype.itemsize for v in node.values if v) for node in graph.nodes
+    }
+    node = max(sizes, key=lambda n: sizes[n])
+    memory = "RESOURCE_EXHAUSTED" in str(error)
+    return kind(
+        f"XLA {verb} a graph of {len(graph.nodes)} ops: {error}",
+        at=node.site.describe() if node.site else "",
+        given=f"{node.op.name}, whose result {node.value.layout!r} is the largest, {sizes[node]:,} bytes",
+        do="use smaller batches, or free tensors before the step" if memory else "see lazytpu.stablehlo_text()",
+    )
+
+
+@regions.region("transfer_in")
+def to_device(tensor: torch.Tensor) -> Any:
+    """A buffer with the contents of a CPU tensor.
+
+    The contents are copied first: ``jax.device_put`` may alias a numpy buffer on the CPU, and the user is
+    free to overwrite the tensor afterwards.
+    """
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.dtype is torch.complex32:
+        tensor = tensor.to(torch.complex64)
+    wanted = to_numpy(tensor.dtype)
+    start = time.perf_counter()
+    host = np.array(_numpy_view(tensor.contiguous()), copy=True).view(wanted).reshape(tuple(tensor.shape))
+    with uninterrupted(), jax.enable_x64(True):
+        buffer = jax.device_put(host, device())
+    seconds = time.perf_counter() - start
+    if ledger.in_background():
+        metrics.add_time("background", seconds)
+    metrics.add_transfer("transfer_in", seconds, host.nbytes)
+    return buffer
+
+
+@regions.region("transfer_out")
+def to_host(buffer: Any) -> torch.Tensor:
+    """The contents of a buffer as a CPU tensor, which shares memory with it where the device is the CPU.
+
+    Waits for the computation.  The caller copies before it lets anyone else have the tensor.  What torch calls
+    complex32 comes as complex64.
+    """
+    try:
+        ready([buffer])
+        start = time.perf_counter()
+        host = np.asarray(buffer)
+    except RuntimeError as error:
+        if "deleted" in str(error):
+            raise DonatedBufferError("a donated buffer was read; this is a bug of lazytpu") from error
+        raise
+    metrics.add_transfer("transfer_out", time.perf_counter() - start, host.nbytes)
+    dtype = to_torch(host.dtype)
+    if host.size == 0:
+        return torch.empty(host.shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the memory is read-only, and nobody writes to it
+        raw = torch.from_numpy(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
+    return raw.view(dtype).reshape(host.shape)
+
+
+def _numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The bytes of a contiguous CPU tensor, whatever its dtype."""
+    if not tensor.numel():
+        return np.empty(0, np.uint8)
+    flat = tensor.as_strided((tensor.numel(),), (1,))  # `view` could keep another stride where there is one element
+    return np.from_dlpack(flat.view(torch.uint8))  # `numpy()` would forbid the user to resize the tensor
+
+
+def wait(buffers: Sequence[Any]) -> None:
+    """Waits until the buffers are computed."""
+    ready([b for b in buffers if not b.is_deleted()])
+
+
+@regions.region("wait")
+def ready(buffers: Sequence[Any]) -> None:
+    """Waits until buffers that are not donated are computed, and adds the time to the timer ``wait``."""
+    start = time.perf_counter()
+    for buffer in buffers:
+        buffer.block_until_ready()
+    metrics.add_time("wait", time.perf_counter() - start)
+
+
+def _finished(buffers: Sequence[Any]) -> bool:
+    """Waits for buffers; whether all could be computed (if not, whoever reads one gets the error)."""
+    try:
+        ready(buffers)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def forget_executables() -> None:
+    """Drops every compiled graph (for tests)."""
+    _executables.clear()
+
+
+def memory_allocated() -> int:
+    """Bytes of buffers alive on the device."""
+    return sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted())
+
+
+def memory_peak() -> int:
+    """Most bytes in use at one time, where the platform reports it; else `memory_allocated`."""
+    stats = device().memory_stats() or {}
+    return int(stats.get("peak_bytes_in_use", memory_allocated()))
+
+
+def memory_limit() -> int:
+    """Bytes of memory of the device, where the platform reports it; else of the machine."""
+    stats = device().memory_stats() or {}
+    return int(stats.get("bytes_limit", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))

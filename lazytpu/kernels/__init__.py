@@ -1,0 +1,1 @@
+"""Kernels: what torch calls for each aten op on the device."""

@@ -1,0 +1,1 @@
+"""`lazytpu.compile`: a recorded step that runs again without its Python."""

@@ -1,0 +1,1 @@
+"""Reporting: what happened, counted and traced to lines, for `explain`, metrics and logs."""

@@ -1,0 +1,1 @@
+"""`lazytpu.scan_layers`: equal layers as one loop."""

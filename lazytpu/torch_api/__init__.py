@@ -1,0 +1,1 @@
+"""What torch asks a device for besides kernels: streams, saving, printing, forks, versions."""
