@@ -20,7 +20,7 @@ class Counts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.inferred = 0
         self._nodes = trace.nodes
-        for module, name in ((record, "infer"), (kernels, "stand_in"), (rehearsal, "stand_in")):
+        for module, name in ((record, "infer"), (general, "stand_in"), (rehearsal, "stand_in")):
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
