@@ -11,6 +11,7 @@ from torch import nn
 
 import lazytpu
 from lazytpu.ir.tree import trace
+from lazytpu.kernels import general
 from lazytpu.recording import record, rehearsal
 
 

@@ -22,6 +22,7 @@ _CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
 # Sites of forward ops by autograd sequence number, so that a backward op finds the line it came from.
 _MAX_FORWARD_SITES = 65536
 _forward_sites: OrderedDict[int, Site] = OrderedDict()
+_newest = threading.local()  # the last number there that an op of this thread was given
 _names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 _MAX_STACKS = 4096
 _stacks: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
@@ -81,15 +82,35 @@ def here() -> Site:
             found = _of_frames(main)
             return replace(found, backward=node is not None)
     if node is None and torch.is_grad_enabled():
-        _forward_sites[torch.autograd._get_sequence_nr() - 1] = site
-        if len(_forward_sites) > _MAX_FORWARD_SITES:
-            _forward_sites.popitem(last=False)
+        _remember(torch.autograd._get_sequence_nr() - 1, site)
     return site
 
 
+def _remember(sequence: int, site: Site) -> None:
+    """Keeps the site of the op that autograd has just made a node for: its number is that of the newest node.
+
+    An op without a gradient finds the number that the op before it has left, which is that op's.
+    """
+    if getattr(_newest, "sequence", None) == sequence:
+        return
+    _newest.sequence = sequence
+    _forward_sites[sequence] = site
+    if len(_forward_sites) > _MAX_FORWARD_SITES:
+        _forward_sites.popitem(last=False)
+
+
 def line_here() -> Site:
-    """The user's line only, without the module path: for cuts, which happen in every step."""
-    frame: FrameType | None = sys._getframe(1)
+    """The user's line only, without the module path: for cuts, which happen in every step.
+
+    On a thread that runs none of the user's code, such as that of the backward pass, it is the line of the main thread.
+    """
+    found = _innermost(sys._getframe(1))
+    if found is UNKNOWN and threading.current_thread() is not threading.main_thread():
+        found = _innermost(sys._current_frames().get(threading.main_thread().ident or 0))
+    return found
+
+
+def _innermost(frame: FrameType | None) -> Site:
     while frame is not None:
         name = frame.f_code.co_filename
         if is_user_file(name):
