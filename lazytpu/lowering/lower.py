@@ -26,7 +26,8 @@ from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value, operands
 from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
-from lazytpu.lowering.registry import is_strided, rule_of
+from lazytpu.lowering.in_place import after, reads_before
+from lazytpu.lowering.registry import is_strided, rule_of, target_platform
 
 Type = jax.ShapeDtypeStruct
 _IGNORED = {"device", "layout", "pin_memory", "non_blocking"}  # arguments that say nothing about the computation
@@ -46,21 +47,25 @@ def can_lower(op: torch._ops.OpOverload) -> bool:
 def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
     """A function of (inputs, floats f64[n], ints i64[m], complexes c128[k]) that computes the outputs.
 
-    A ``checked`` graph has one more result at the end, the report of positions out of range.
+    Numbers of a kind that the graph has none of may be None.  A ``checked`` graph has one more result at the end, the
+    report of positions out of range.
     """
 
     first = {i: start for start, stop in graph.uniform for i in range(start, stop)}
+    waits = reads_before(graph) if target_platform() == "cpu" else {}
 
     def step(inputs: Sequence[Any], floats: Any, ints: Any, complexes: Any) -> tuple[Any, ...]:
         packs = {"f": floats, "i": ints, "c": complexes, "taken": {}, "first": first}
         values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
-        last_use = _last_uses(graph)
+        last_use = _last_uses(graph, waits)
         rows: list[Any] = []
         for position, node in enumerate(graph.nodes):
             args, kwargs = _arguments(node, values, packs)
             if graph.checked:
                 rows += report_rows(node.op.recorded, position, args, kwargs)
             _run(node, args, kwargs, values, scope_name(node, position if config.dump else None))
+            for value in waits.keys() & node.values:
+                values[value] = after([values[v] for v in waits[value]], values[value])
             for value in last_use.get(position, ()):
                 del values[value]
         outputs = tuple(values[v] for v in graph.outputs)
@@ -69,11 +74,11 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
     return step
 
 
-def _last_uses(graph: Graph) -> dict[int, list[Value]]:
+def _last_uses(graph: Graph, waits: dict[Value, list[Value]]) -> dict[int, list[Value]]:
     """Node positions to the values nobody needs after them, so that tracing holds few arrays."""
     last: dict[Value, int] = {}
     for position, node in enumerate(graph.nodes):
-        for x in operands(node):
+        for x in (*operands(node), *[x for v in waits.keys() & node.values for x in waits[v]]):
             if type(x) is Value:
                 last[x] = position
     kept = {*graph.outputs}
@@ -134,7 +139,7 @@ def _body(body: Subgraph) -> Callable[..., list[Any]]:
             salts = (jnp.arange(draws, dtype=jnp.uint64) + jnp.uint64(1)) * jnp.uint64(0xBF58476D1CE4E5B9)
             keys = jnp.stack([rng[0] ^ salts, jnp.broadcast_to(rng[1], (draws,))], axis=1)
             ints = lax.bitcast_convert_type(keys, jnp.int64).reshape(-1)
-        results = function([arguments[i] for i in body.positions], jnp.zeros(0), ints, jnp.zeros(0, jnp.complex128))
+        results = function([arguments[i] for i in body.positions], None, ints, None)
         return [lax.convert_element_type(x, x.dtype) for x in results]  # no weak types: a loop's must stay the same
 
     return call
