@@ -14,7 +14,7 @@ not find out before it has assigned buffers, and LLVM does after, when it drops 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -30,7 +30,7 @@ _LARGE = 4096  # bytes from which a copy costs more than to start it
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "linear_backward"}
 _BY_ELEMENT = ("_foreach_", "_fused_")
 # Ops that give the gradients of their input, weight and bias: input, incoming gradient and weight among the arguments.
-_BACKWARD = {
+_BACKWARD: dict[str, Callable[[Any], Any]] = {
     "linear_backward": lambda args: args[:3],
     "convolution_backward": lambda args: (args[1], args[0], args[2]),
 }
@@ -59,14 +59,15 @@ def reads_before(graph: Graph) -> dict[Value, list[Value]]:
         results = [(v, reduce(or_, (before.get(s, 0) for s in sources), 0)) for v, sources in _dependencies(node)]
         if _updates(node):
             for value, bits in results:
-                reads = [v for v in readers.get(pairs.get(value), ()) if v in before and not bits >> numbers[v] & 1]
+                given = readers[pairs[value]] if value in pairs else ()
+                reads = [v for v in given if v in before and not bits >> numbers[v] & 1]
                 if reads and all(v in known for v in reads):
                     found[value] = list(dict.fromkeys(known[v] for v in reads))
         for value, bits in results:
             if value in numbers:
                 bits |= 1 << numbers[value]
                 unknown |= 1 << numbers[value]
-                if _is_product(node):
+                if _is_product(node) and _has_bits(value):
                     known[value] = value
             before[value] = bits
             if value in outputs and bits & unknown and _has_bits(value):
