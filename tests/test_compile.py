@@ -13,14 +13,17 @@ from torch import nn
 
 import lazytpu
 from lazytpu.errors import ReplayError
+from lazytpu.replaying import capture
+from lazytpu.reporting import events
 
 STEPS = 8
 
 
 @pytest.fixture(autouse=True)
-def counters() -> Iterator[None]:
-    """Counts from zero."""
+def counters(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Counts from zero; and packs the gradients even of small networks, as is done where there are many."""
     lazytpu.metrics.reset()
+    monkeypatch.setattr(capture, "_MANY", 2)
     yield
 
 
@@ -320,6 +323,21 @@ def test_gradients_that_are_kept_are_not_overwritten() -> None:
             grads.append(net[0].weight.grad)
     same(kept[1], kept[0])
     assert replays() >= 3
+
+
+@pytest.mark.parametrize("many", [2, 100])
+def test_small_gradients_come_as_one_array_where_they_are_many(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_MANY", many)
+    monkeypatch.setattr(capture, "_SMALL", 12 * 4)  # the two weights are larger
+    twins = Twins(OPTIMIZERS["sgd"])
+    for i, (x, y) in enumerate(batches(12)):
+        twins.run(x, y)
+        if i in (2, 3, 8):
+            grads = [[p.grad for p in net.parameters()] for net in twins.nets]
+            same(grads[1], grads[0])
+    twins.check()
+    assert replays() >= 6
+    assert events.compilations[-1].reference().graph.packed == (3 if many == 2 else 0)
 
 
 def test_gradients_that_are_taken_away_between_the_steps() -> None:

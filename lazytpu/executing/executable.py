@@ -52,7 +52,7 @@ def smallest_result(graph: Graph) -> int:
     """The position of the smallest result."""
     if graph.checked:
         return len(graph.outputs)  # the report
-    sizes = [_bytes(v) for v in graph.outputs]
+    sizes = [_bytes(v) for v in graph.outputs[: len(graph.outputs) - graph.packed]] or [0]
     return sizes.index(min(sizes))
 
 

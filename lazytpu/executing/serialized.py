@@ -177,14 +177,15 @@ def load(
     """The executable that `dump` took apart, called with (given, kept, *packs).
 
     Args:
-        given, kept, packs: types of the donated arguments, the others, and the arrays of numbers.
+        given, kept, packs: types of the donated arguments, the others, and the arrays of numbers or None.
 
     Raises:
         CannotLoad: XLA refuses the bytes, or the facts are not about these arguments.
     """
     device = jax.devices()[0]
-    donated = [True] * len(given) + [False] * (len(kept) + len(packs))
-    all_avals = [core.ShapedArray(tuple(t.shape), np.dtype(t.dtype)) for t in (*given, *kept, *packs)]
+    types = [*given, *kept, *(t for t in packs if t is not None)]
+    donated = [i < len(given) for i in range(len(types))]
+    all_avals = [core.ShapedArray(tuple(t.shape), np.dtype(t.dtype)) for t in types]
     try:
         used = [int(i) for i in facts["kept"]]
         avals = [all_avals[i] for i in used]

@@ -103,7 +103,8 @@ def _pairs(graph: Graph) -> dict[Value, Value]:
     for i in graph.donated:
         value = graph.inputs[i]
         free.setdefault(_type(value), []).append(value)
-    pairs = {v: waiting.pop(0) for v in graph.outputs if (waiting := free.get(_type(v)))}
+    single = graph.outputs[: len(graph.outputs) - graph.packed]
+    pairs = {v: waiting.pop(0) for v in single if (waiting := free.get(_type(v)))}
     return {v: given for v, given in pairs.items() if math.prod(v.layout.size) * v.layout.dtype.itemsize >= _LARGE}
 
 

@@ -47,8 +47,8 @@ def can_lower(op: torch._ops.OpOverload) -> bool:
 def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
     """A function of (inputs, floats f64[n], ints i64[m], complexes c128[k]) that computes the outputs.
 
-    Numbers of a kind that the graph has none of may be None.  A ``checked`` graph has one more result at the end, the
-    report of positions out of range.
+    Numbers of a kind that the graph has none of may be None.  The ``packed`` outputs of a graph are one.  A
+    ``checked`` graph has one more result at the end, the report of positions out of range.
     """
 
     first = {i: start for start, stop in graph.uniform for i in range(start, stop)}
@@ -68,10 +68,17 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
                 values[value] = after([values[v] for v in waits[value]], values[value])
             for value in last_use.get(position, ()):
                 del values[value]
-        outputs = tuple(values[v] for v in graph.outputs)
-        return (*outputs, report(rows)) if graph.checked else outputs
+        outputs = _packed([values[v] for v in graph.outputs], graph.packed)
+        return (*outputs, report(rows)) if graph.checked else tuple(outputs)
 
     return step
+
+
+def _packed(outputs: list[Any], packed: int) -> list[Any]:
+    """The outputs, the last of them as one flat array."""
+    if not packed:
+        return outputs
+    return [*outputs[:-packed], lax.concatenate([x.reshape(-1) for x in outputs[-packed:]], 0)]
 
 
 def _last_uses(graph: Graph, waits: dict[Value, list[Value]]) -> dict[int, list[Value]]:

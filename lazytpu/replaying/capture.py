@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lazytpu import step
 from lazytpu.executing import bounds
-from lazytpu.ir.graph import graph_of
+from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.merge import merged
 from lazytpu.ir.tree import Node, Number, Value, operands, trace
 from lazytpu.random import default_generator
@@ -18,6 +21,9 @@ from lazytpu.recording.record import cell_of, is_device_tensor
 from lazytpu.replaying.replay import Call, Gradient, grad_of
 from lazytpu.storage import Storage, resolve
 from lazytpu.tensor import lazy
+
+_SMALL = 1 << 14  # bytes of a gradient up to which copying it costs less than an array of its own
+_MANY = 16
 
 
 class Capture:
@@ -48,7 +54,7 @@ class Capture:
         same = {} if graph.checked else _one_buffer(graph.inputs)
         spread: tuple[int, ...] = tuple(range(len(graph.outputs)))
         if not graph.checked:
-            graph, spread = merged(graph, same)
+            graph, spread = self._with_packed_gradients(*merged(graph, same), live, key[0])
         executable = step.executable_of(graph, key)
         plan = step.Plan(executable, tuple([v.index for v in graph.inputs]), spread)
         slots = dict(zip(key[0], spread, strict=True))
@@ -75,6 +81,26 @@ class Capture:
         self._sort(call, live, slots, arguments)
         self.call = call
         return plan
+
+    def _with_packed_gradients(
+        self, graph: Graph, spread: tuple[int, ...], live: list[Storage], values: tuple[Value, ...]
+    ) -> tuple[Graph, tuple[int, ...]]:
+        """The graph with its small new gradients as one result, if they are many; they are seldom looked at."""
+        grads = {id(_storage(grad_of(p))) for p in self._parameters}
+        holders = Counter(s.value for s in live)
+        places = Counter(spread)
+        found: dict[torch.dtype, list[int]] = {}
+        fresh = {s.value for s in live if id(s) in grads and s.buffer is None and holders[s.value] == 1}
+        for value, place in zip(values, spread, strict=True):
+            size, dtype = value.layout.size, value.layout.dtype
+            if value in fresh and places[place] == 1 and 0 < math.prod(size) * dtype.itemsize <= _SMALL:
+                found.setdefault(dtype, []).append(place)
+        packed = max(found.values(), key=len, default=[])
+        if len(packed) < _MANY:
+            return graph, spread
+        order = [i for i in range(len(graph.outputs)) if i not in {*packed}] + packed
+        graph = replace(graph, outputs=tuple([graph.outputs[i] for i in order]), packed=len(packed))
+        return graph, tuple([order.index(i) for i in spread])
 
     def _sort(self, call: Call, live: list[Storage], slots: dict[Value, int], arguments: dict[int, int]) -> None:
         """Finds out who keeps each output."""

@@ -124,6 +124,7 @@ class Program:
         self.call, self.parked = call, False
         self.slots: dict[Storage, int] = {}
         self.held: list[Any] = []
+        self.flat: Any = None  # the outputs that the executable gives as one array, last in `held` and None there
         self.outputs = len(graph.outputs)
         for output, storages in enumerate(call.written):
             self.slots.update(dict.fromkeys(storages, output))
@@ -185,7 +186,7 @@ class Program:
         Returns:
             What the function returns; `UNFIT` where buffers that were one no longer are.
         """
-        call = self.call
+        call, graph = self.call, self.call.executable.graph
         with record.lock:
             if trace.cursor.depth:
                 step.cut("lazytpu.compile")
@@ -207,6 +208,9 @@ class Program:
             with uninterrupted():
                 results = self._start(call.executable, self._given(every), self._kept(every), packs)
                 outputs = step.outputs_of(call.executable, results, call.path, call.key[0])
+                if graph.packed:
+                    *outputs, self.flat = outputs
+                    outputs += [None] * graph.packed
                 self.held = [*outputs, *held[self.outputs :]]
                 for slot in self._fleeting:
                     self.held[slot] = None
@@ -228,12 +232,15 @@ class Program:
             if not self.parked:
                 return
             self.parked = False
+            if self.flat is not None:
+                packed = runtime.unpacked(self.call.executable.graph, self.flat)
+                self.held[self.outputs - len(packed) : self.outputs] = packed
             grads = [(s, g.slot) for s, g in zip(self._grad_storages, self.call.gradients, strict=True)]
             for storage, slot in (*self.slots.items(), *grads):
                 if storage.__class__ is Parked:
                     storage.__class__ = Storage  # type: ignore[assignment]
                     write_buffer(storage, self.held[slot], slot in self._shared)
-            self.held = []
+            self.held, self.flat = [], None
 
     def _park(self) -> None:
         for storage in (*self.slots, *self._grad_storages):
