@@ -70,7 +70,8 @@ def batch_norm(parameters: Arrays, statistics: Arrays, name: str, x: jax.Array) 
 def sequential(parameters: Arrays, statistics: Arrays, x: jax.Array, key: jax.Array) -> tuple[jax.Array, Arrays]:
     """Linear layers with a relu between them: mlp, deepmlp and tiny."""
     x = x.reshape(x.shape[0], -1)
-    names = [name.removesuffix(".weight") for name in parameters if name.endswith(".weight")]
+    # by number: jax gives dictionaries back sorted by name
+    names = sorted([name.removesuffix(".weight") for name in parameters if name.endswith(".weight")], key=int)
     for name in names[:-1]:
         x = jax.nn.relu(linear(parameters, name, x))
     return linear(parameters, names[-1], x), statistics
