@@ -17,6 +17,7 @@ from lazytpu.config import config
 from lazytpu.executing import serialized
 from lazytpu.ir.graph import Graph
 from lazytpu.lowering.provenance import is_portable
+from lazytpu.lowering.registry import target_platform
 from lazytpu.reporting import logs
 from lazytpu.torch_api.interrupts import uninterrupted
 
@@ -30,6 +31,8 @@ _ROUNDING = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 def options_for(graph: Graph) -> dict[str, Any]:
     """The compiler's options for a graph: those by which values of half precision are rounded as they should be."""
+    if target_platform() != "cpu":
+        return {}
     halves = any(v is not None and v.layout.dtype in _HALVES for node in graph.nodes for v in node.values)
     return _rounding() if halves else {}
 
@@ -37,8 +40,6 @@ def options_for(graph: Graph) -> dict[str, Any]:
 @remembered
 def _rounding() -> dict[str, Any]:
     """`_ROUNDING` where the compiler knows it, else nothing."""
-    if jax.default_backend() != "cpu":
-        return {}
     try:
         jax.jit(lambda x: x, compiler_options=_ROUNDING).lower(0.0).compile()
     except Exception:  # jaxlib's own class, whose place has changed
