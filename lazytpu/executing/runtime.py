@@ -6,12 +6,11 @@ on around our own tracing, calls and conversions only.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import warnings
 from collections.abc import Sequence
-from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -184,19 +183,14 @@ def run(
 
 
 def unpacked(graph: Graph, flat: Any) -> list[Any]:
-    """The ``packed`` outputs of a graph as arrays of their own, from the one that holds them."""
-    found, start = [], 0
-    with uninterrupted():
-        for value in graph.outputs[-graph.packed :]:
-            size = value.layout.size
-            found.append(_part(flat, np.int32(start), size))
-            start += math.prod(size)
+    """The ``packed`` outputs of a graph as arrays of their own, from the one that holds them, which is waited for."""
+    host = np.asarray(flat)
+    types = [type_of(v.layout) for v in graph.outputs[-graph.packed :]]
+    ends = list(accumulate(t.size for t in types))
+    parts = [host[end - t.size : end].reshape(t.shape).copy() for t, end in zip(types, ends, strict=True)]
+    with uninterrupted(), jax.enable_x64(True):
+        found: list[Any] = jax.device_put(parts, device())
     return found
-
-
-@partial(jax.jit, static_argnums=2)
-def _part(flat: Any, start: Any, shape: tuple[int, ...]) -> Any:
-    return jax.lax.dynamic_slice(flat, (start,), (math.prod(shape),)).reshape(shape)
 
 
 def packed(
