@@ -246,9 +246,10 @@ def print_tables(comparison: Comparison) -> None:
 def markdown(result: dict[str, Any]) -> str:
     """What the page shows of a saved result."""
     comparison = Comparison(result["runs"])
+    rounds = "One round." if result["rounds"] == 1 else f"Medians of {result['rounds']} rounds."
     failed = sorted({f"{r['model']} {r['backend']}: {r['error']}" for r in result["runs"] if "error" in r})
     parts = [
-        f"Medians of {result['rounds']} rounds. {on_machine(result['machine'])}",
+        f"{rounds} {on_machine(result['machine'])}",
         markdown_table(header_of(comparison), rows_of(comparison)),
         "The goals the project has set itself, as ratios:",
         markdown_table([*GOAL_HEADER[:-1], "verdict"], goal_rows(comparison)),
