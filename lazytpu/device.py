@@ -30,6 +30,7 @@ from lazytpu.kernels.general import functional, in_place, view
 from lazytpu.kernels.outputs import with_out
 from lazytpu.kernels.special import special
 from lazytpu.lowering.lower import can_lower
+from lazytpu.lowering.registry import rule_of
 from lazytpu.recording import domains, metas
 from lazytpu.recording.schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.tensor import LazyTensor
@@ -151,11 +152,13 @@ def _device_overload(full: str) -> OpOverload | None:
     """The overload of a name, if it needs a kernel of ours."""
     if not full.startswith("aten::"):
         return None
-    if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"):
-        return None
     if full[6:].partition(".")[0] in _LEAVE_TO_TORCH:
         return None
     overload = _overload(full)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"):
+        # The CPU has kernels for a few all the same (`silu_backward`), which round once and not after each step.
+        fused = torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
+        return overload if fused and overload is not None and rule_of(overload) is not None else None
     return None if overload is not None and _answers_in_cpp(full, overload) else overload
 
 

@@ -44,6 +44,10 @@ class OutOfBoundsError(LazyTPUError, IndexError):
     """A position was out of range in a graph that ran with ``lazytpu.config.check_bounds``."""
 
 
+class DivisionByZeroError(LazyTPUError, ZeroDivisionError):
+    """A whole number was divided by zero in a graph that ran with ``lazytpu.config.check_bounds``."""
+
+
 class BackwardError(LazyTPUError):
     """Torch's autograd was started before the device was there, and has no thread for it."""
 

@@ -34,6 +34,12 @@ def count(name: str, amount: int = 1) -> None:
     _counters[name] += amount
 
 
+def count_hit() -> None:
+    """Notes that a graph was found and started."""
+    _counters["cache_hit"] += 1
+    _counters["execute"] += 1
+
+
 def count_fallback(op: str) -> None:
     """Notes that ``op`` ran on the CPU for want of a lowering."""
     _fallbacks[op] += 1

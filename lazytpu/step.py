@@ -29,7 +29,7 @@ from lazytpu.torch_api.interrupts import uninterrupted
 metrics.add_source("op", lambda: trace.ops + trace.cursor.depth)
 _CUT, _WAIT = metrics.timer("cut"), metrics.timer("wait")
 # What happens in a cut and is not its own time.
-_TIMED_APART = [_WAIT, *map(metrics.timer, ("lower", "compile", "load", "store", "dispatch"))]
+_TIMED_APART = [_WAIT, *map(metrics.timer, ("lower", "compile", "load", "store", "dispatch", "dump"))]
 
 
 class Plan:
@@ -167,7 +167,7 @@ def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
     metrics.count("cut")
     if reason != "mark_step":
         metrics.count(f"cut: {reason}")
-        events.cut(reason, str(site.line_here()))
+        events.cut(reason, str(site.line_of_read()))
     if trace.nodes > config.max_tree_nodes:
         trace.forget_paths()
 
@@ -282,7 +282,7 @@ def executable_of(
     if compiled:
         around = origin.surroundings()
         cause = cause_of(trace, key, around) if unfit is None else unlike_numbers(unfit.graph, trace.floats)
-        events.compiled(executable.graph, cause, executable)
+        events.compiled(executable.graph, cause, executable, around.end)
     else:
         metrics.count("cache_hit")
     return executable
@@ -335,7 +335,7 @@ def contents_of(cell: Cell, reason: str) -> torch.Tensor:
     except DonatedBufferError:
         with record.lock:
             host = runtime.to_host(buffer_of(cell, reason))
-    events.waited(reason, str(site.line_here()), _WAIT.total - waited_s, after_cut=trace.step != step)
+    events.waited(reason, str(site.line_of_read()), _WAIT.total - waited_s, after_cut=trace.step != step)
     bounds.raise_if_any()
     return host
 
@@ -382,7 +382,7 @@ def wait() -> None:
     cut("wait")
     if _last_result is not None:
         runtime.wait([_last_result])
-    events.waited("wait", str(site.line_here()), _WAIT.total - waited_s, after_cut=trace.step != step)
+    events.waited("wait", str(site.line_of_read()), _WAIT.total - waited_s, after_cut=trace.step != step)
     bounds.raise_if_any()
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 import torch
 
@@ -15,7 +16,18 @@ import lazytpu
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
-from benchmarks import allocation, compare, integer_conv, jax_models, jax_step, models, page, record, torch_step
+from benchmarks import (
+    allocation,
+    compare,
+    integer_conv,
+    jax_models,
+    jax_step,
+    metrics_cost,
+    models,
+    page,
+    record,
+    torch_step,
+)
 from benchmarks.growth import cutting, plots, process, recording, scan, training, tree
 from benchmarks.growth.study import Study, Verdict, ratio_of_rates, study_of
 
@@ -30,6 +42,14 @@ def test_every_backend_begins_with_the_same_loss():
     assert {name: t.first_loss for name, t in timings.items()} == pytest.approx(dict.fromkeys(timings, expected))
     assert all(t.step_ms > 0 and t.first_s > 0 for t in timings.values())
     assert timings["lazytpu"].compiles > 0
+
+
+def test_jax_runs_layers_in_order_where_their_names_are_numbers_of_two_digits():
+    net = torch.nn.Sequential(*[m for n in range(3, 14) for m in (torch.nn.Linear(n, n + 1), torch.nn.ReLU())][:-1])
+    arrays = {name: jax.numpy.asarray(p.detach().numpy()) for name, p in net.named_parameters()}
+    x = torch.randn(2, 3)
+    logits, _ = jax.jit(jax_models.sequential)(arrays, {}, x.numpy(), jax.random.key(0))
+    torch.testing.assert_close(torch.tensor(logits), net(x))
 
 
 def test_models_have_a_twin_in_jax():
@@ -136,3 +156,11 @@ def test_plots_need_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit, match="pip install"):
         plots.draw([study], tmp_path)
+
+
+def test_the_cost_of_metrics_is_measured(tmp_path):
+    for compiled in (False, True):
+        switches = metrics_cost.switches(tmp_path)
+        found = metrics_cost.cost(metrics_cost.trainer("tiny", compiled), switches["metrics_file"], 3, 0.01)
+        assert found.cpu > 0 and found.wall > 0
+    assert not lazytpu.config.metrics_file and (tmp_path / "steps.jsonl").read_text()

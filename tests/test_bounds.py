@@ -103,6 +103,33 @@ def test_raises_where_eager_does(device: torch.device, name: str, positions: lis
     assert isinstance(want, Exception) == (positions not in ([0, 3], [0, -1]) or positions == [0, -1] and not negative)
 
 
+def whole(*values: int, device: Any) -> torch.Tensor:
+    return torch.tensor(values, device=device)
+
+
+DIVISIONS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "floor_divide": (lambda x, y: x // y, "floor_divide"),
+    "floor_divide in place": (lambda x, y: x.clone().floor_divide_(y), "floor_divide"),
+    "div rounded down": (lambda x, y: torch.div(x, y, rounding_mode="floor"), "div.Tensor_mode"),
+    "div rounded to zero": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), "div.Tensor_mode"),
+    "remainder": (lambda x, y: x % y, "remainder.Tensor"),
+    "remainder of a number": (lambda x, y: 7 % y, "remainder.Scalar_Tensor"),
+    "fmod": (lambda x, y: torch.fmod(x, y), "fmod.Tensor"),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_division_by_zero_raises_where_eager_does(device: torch.device, name: str) -> None:
+    run, op = DIVISIONS[name]
+    x = whole(7, -7, device=device)
+    assert run(x, whole(2, -2, device=device)).tolist() == run(x.cpu(), whole(2, -2, device="cpu")).tolist()
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        run(whole(7, -7, device="cpu"), whole(2, 0, device="cpu"))
+    with pytest.raises(ZeroDivisionError, match=rf"aten.{op}: a whole .* zero\n +at +test_bounds.py:"):
+        run(x, whole(2, 0, device=device)).cpu()
+    assert run(x.double(), whole(2, 0, device=device).double()).isfinite().tolist()[0]  # of floats it is no error
+
+
 def test_the_message(device: torch.device) -> None:
     x = torch.zeros(2, 5, device=device)
     y = x[:, torch.tensor([1, 7], device=device)]

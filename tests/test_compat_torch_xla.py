@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from dynamo_marks import QUIET
 from torch import nn
 
 import lazytpu
@@ -251,6 +252,39 @@ def test_the_precision_of_products_is_set(device: torch.device, monkeypatch: pyt
     with pytest.raises(ValueError, match="highest"):
         torch_xla.backends.set_mat_mul_precision("fastest")
     assert torch_xla.xr is torch_xla.runtime is xr
+
+
+@QUIET[0]
+@QUIET[1]
+def test_loops_are_ops(device: torch.device) -> None:
+    from torch_xla.experimental.fori_loop import fori_loop, while_loop  # type: ignore[import-not-found]
+    from torch_xla.experimental.scan import scan  # type: ignore[import-not-found]
+    from torch_xla.experimental.scan_layers import scan_layers  # type: ignore[import-not-found]
+
+    weight = torch.ones(3, device=device, requires_grad=True)
+    steps = torch.arange(12.0, device=device).reshape(4, 3)
+    carry, before = scan(lambda c, x: (c + x * weight, c), torch.zeros(3, device=device), steps)
+    (carry.sum() + before.sum()).backward()
+    assert before.tolist() == [[0, 0, 0], [0, 1, 2], [3, 5, 7], [9, 12, 15]]
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [30, 40, 50]
+    layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)]).to(device)
+    x = torch.randn(2, 4, device=device)
+    torch.testing.assert_close(scan_layers(layers, x).cpu(), nn.Sequential(*layers)(x).cpu())
+    start, end = (torch.tensor([n], device=device) for n in (2, 52))
+    assert fori_loop(start, end, lambda a: a + 1, torch.ones(1, device=device))[1].tolist() == [51]
+    carried = torch.tensor(5, device=device), torch.zeros(2, device=device)
+    step = torch.ones(2, device=device)
+    _, total = while_loop(lambda n, x, w: n > 0, lambda n, x, w: (n - 1, x + w), carried, (step,))
+    assert total.tolist() == [5, 5]
+
+
+def test_dlpack_comes_to_the_device(device: torch.device) -> None:
+    from torch_xla.utils import dlpack  # type: ignore[import-not-found]
+
+    there = dlpack.from_dlpack(torch.arange(3.0))
+    assert there.device == device
+    assert dlpack.from_dlpack(dlpack.to_dlpack(there)).tolist() == [0, 1, 2]
 
 
 def test_names_of_variables_are_there() -> None:

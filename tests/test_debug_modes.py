@@ -180,6 +180,25 @@ class TestCheck:
         assert found.ok, found
         assert not found.skipped
 
+    def test_attention_is_compared_where_it_drops_nothing(self, device, monkeypatch):
+        q, k, v = (torch.randn(1, 2, 3, 4).to(device).requires_grad_() for _ in range(3))
+        bias = torch.tensor([[0.0, 1.0, -torch.inf]] * 3).to(device)
+        attend = torch.nn.functional.scaled_dot_product_attention
+
+        def function(**given):
+            attend(q, k, v, **given).sum().backward()
+
+        for given in ({"attn_mask": bias}, {"is_causal": True, "scale": 0.3}):
+            found = lazytpu.debug.check(function, **given)
+            assert found.ok, found
+            assert not found.skipped
+        ((op, why),) = lazytpu.debug.check(lambda: attend(q.detach(), k, v, dropout_p=0.5)).skipped
+        assert "attention" in op and why == "draws random numbers"
+        op = aten._scaled_dot_product_fused_attention_overrideable_backward.default
+        rule = registry.rule_of(op)
+        broken(monkeypatch, op, lambda *args, **given: [None if x is None else x * 1.1 for x in rule(*args, **given)])
+        assert "attention" in lazytpu.debug.check(function, attn_mask=bias).difference.op
+
     def test_values_in_several_chunks(self, net, device, monkeypatch):
         monkeypatch.setattr(sys.modules["lazytpu.debug.against_cpu"], "CHUNK_BYTES", 100)
         assert lazytpu.debug.check(train, net, torch.ones(5, 4, device=device)).ok

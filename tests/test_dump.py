@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,23 @@ def test_differences_from_the_nearest_graph(dumped):
     assert "f32[6,1,8,8]" in third.text("cause.txt")
 
 
+def test_writing_a_dump_is_no_part_of_a_step(tmp_path, monkeypatch, device):
+    def slowly(*_):
+        time.sleep(0.5)
+        raise OSError
+
+    step.forget()
+    monkeypatch.setattr(lazytpu.config, "dump", str(tmp_path / "graphs"))
+    monkeypatch.setattr(draw, "svg_of", slowly)
+    x = torch.arange(6.0, device=device) * 3
+    lazytpu.mark_step()
+    last = lazytpu.metrics.steps()[-1]
+    assert x.tolist()[1] == 3 and lazytpu.metrics.timers()["dump"][1] > 0.5
+    parts = ("python", "recording", "cutting", "lowering", "compiling", "dispatching", "waiting", "transferring")
+    assert last["cutting_s"] < 0.5
+    assert last["total_s"] == pytest.approx(sum(last[f"{part}_s"] for part in parts))
+
+
 def test_steps_and_cuts_are_kept_under_times(dumped):
     assert [s["compiles"] for s in dumped.steps] == [1, 1, 0, 1]
     assert set(dumped.compiles) == {g.name for g in dumped.graphs}
@@ -158,6 +176,22 @@ def test_a_file_that_cannot_be_made_ends_no_run(tmp_path, monkeypatch, device, c
     assert graph.manifest["missing"]["ir.svg"] == "OSError: no space"
     assert "ir.svg" not in graph.manifest["files"]
     assert "ir.svg of graph-" in caplog.text
+
+
+def test_bodies_of_conditions_and_loops(tmp_path, monkeypatch, device):
+    """Lines of a body belong to the op that applies it, and so do its instructions."""
+    step.forget()
+    monkeypatch.setattr(lazytpu.config, "dump", str(tmp_path / "graphs"))
+    x = torch.arange(5.0, device=device)
+    torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).sum().item()
+    (graph,) = open_dump(tmp_path / "graphs").graphs
+    assert set(graph.manifest["missing"]) <= {"diff.txt", "ir.svg"}
+    table, linked = graph.table("graph.json"), graph.table("links.json")
+    (at,) = [i for i, op in enumerate(table["ops"]) if op["op"] == "cond"]
+    lines = list(zip(graph.text("ir.txt").splitlines(), linked["ir.txt"], strict=False))
+    assert [ops for line, ops in lines if "aten.sin" in line or "aten.cos" in line] == [[at], [at]]
+    rows = linked["hlo-optimized.txt"]["instructions"]
+    assert all(at in row["ops"] for row in rows if row["opcode"] in ("sine", "cosine"))
 
 
 def test_a_drawing_needs_graphviz_and_says_so(monkeypatch):

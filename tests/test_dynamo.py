@@ -16,6 +16,8 @@ from dynamo_marks import FRESH
 from torch import nn
 
 import lazytpu
+from lazytpu.dynamo import capture
+from lazytpu.dynamo.direct import direct_call
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.kernels.host import FallbackWarning
 from lazytpu.reporting import events
@@ -149,6 +151,76 @@ def test_inputs_in_every_state(device):
     theirs = base.t()[1:3] + base[1].sum() + (base * 3)[0, :3] + 2.0
     torch.testing.assert_close(ours.cpu(), theirs)
     torch.testing.assert_close(pending.cpu(), base * 3)
+
+
+def test_a_warm_call_takes_inputs_in_every_state(device, monkeypatch):
+    layer = nn.Linear(4, 3).to(device)
+    compiled = torch.compile(layer, backend="lazytpu")
+    batch = torch.arange(8.0).reshape(2, 4)
+
+    def check(x):
+        wanted = F.linear(x.detach().cpu(), layer.weight.detach().cpu(), layer.bias.detach().cpu())
+        assert torch.allclose(compiled(x).cpu(), wanted, atol=1e-6)
+
+    with torch.no_grad():
+        for _ in range(4):
+            check(batch.to(device))
+        before = [lazytpu.metrics.counter(name) for name in ("cache_hit", "execute", "compile")]
+        compiled(batch.to(device))
+        assert [lazytpu.metrics.counter(n) for n in ("cache_hit", "execute", "compile")] == [
+            before[0] + 1,
+            before[1] + 1,
+            before[2],
+        ]
+        check(batch.to(device) * 2)  # pending
+        for _ in range(4):
+            check(batch.to(device).repeat(2, 1)[1:3])  # a view
+        check(batch.to(device))
+        check(batch.to(device).t().contiguous().t())  # other strides
+        check(torch.zeros(2, 4, device=device))
+        layer.weight.mul_(2)  # pending, not an argument of this step yet
+        check(batch.to(device))
+        layer.weight.data = torch.ones(3, 4).to(device)
+        check(batch.to(device))
+        moved = torch.zeros(2, device=device).resize_(2, 4)
+        moved.copy_(batch)
+        check(moved)
+        monkeypatch.setattr(lazytpu.config, "matmul_precision", "default")
+        check(batch.to(device))
+        monkeypatch.setattr(lazytpu.config, "check_bounds", True)
+        check(batch.to(device))
+
+
+@pytest.mark.parametrize(
+    ("function", "direct"),
+    [
+        (lambda x, y: (x @ y, x.sum()), True),
+        (lambda x, y: (x.view(2, 2, 2) @ y[:2]).relu(), True),
+        (lambda x, y: (x, x + y[0, 0]), True),  # Dynamo returns the argument
+        (lambda x, y: (x.t(), y.exp()), False),  # shares memory with an argument
+        (lambda x, y: (z := x * 2, z[0]), True),  # the graph sees to memory that its results share
+        (lambda x, y: (x.add_(1), y + 1)[1], False),  # changes an argument
+    ],
+)
+def test_the_wrapper_of_aotautograd_is_left_out_where_it_has_nothing_to_do(device, monkeypatch, function, direct):
+    calls = []
+
+    def spy(*args):
+        calls.append(direct_call(*args))
+        return calls[-1]
+
+    monkeypatch.setattr(capture, "direct_call", spy)
+    x, y = torch.randn(2, 4), torch.randn(4, 2)
+    wanted = function(x.clone(), y.clone())
+    on_device = x.to(device), y.to(device)
+    with torch.no_grad():
+        got = torch.compile(function, backend="lazytpu")(*on_device)
+    assert [call is not None for call in calls] == [direct]
+    torch.testing.assert_close(torch.utils._pytree.tree_map(lambda t: t.cpu(), got), wanted)
+    if isinstance(got, tuple):
+        got[0].zero_()  # is seen wherever the CPU sees it
+        wanted[0].zero_()
+        torch.testing.assert_close(got[1].cpu(), wanted[1])
 
 
 def test_random_numbers_are_those_of_the_recorded_path(device):

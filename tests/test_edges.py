@@ -99,6 +99,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield from TIES.items()
     yield from HALVES.items()
     yield from SCALARS.items()
+    yield from CASTS.items()
 
 
 def tied(device: Any) -> torch.Tensor:
@@ -201,6 +202,36 @@ SCALARS: dict[str, Case] = {
     "where of numbers": lambda d: [torch.where(edges(d) > 0, *xy) for xy in ((1, 2), (1.5, 2), (True, 2.5))],
     "results of sums": lambda d: [(x.sum(), attempt(x.mean), x.cumsum(0), x.prod()) for x in operands(d)[:8]],
     "full and arange": lambda d: (torch.full((2,), True, device=d), *[torch.arange(n, device=d) for n in (3, 3.0)]),
+}
+
+BYTES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.bool)
+CASTS: dict[str, Case] = {
+    "sums of floats as integers": lambda d: [
+        getattr(torch, name)(torch.arange(-5.5, 6).to(d), 0, dtype=t)
+        for name in ("sum", "prod", "cumsum", "cumprod")
+        for t in BYTES[:4]
+    ],
+    "evenly spaced integers": lambda d: [
+        f(low, high, 5, dtype=t, device=d)
+        for f, low, high in ((torch.linspace, 0.9, 3.9), (torch.linspace, 7, -1), (torch.logspace, 0.9, 1.9))
+        for t in BYTES[:4]
+    ],
+    "numbers that wrap looked for": lambda d: [
+        torch.isin(torch.tensor([0, 1, 2]).to(t).to(d), n) for n in (2**40, 1.0, 0.5) for t in BYTES[:4]
+    ],
+    "numbers put into bools": lambda d: [
+        call(torch.tensor([True, False]).to(d), torch.tensor([1]).to(d), n)
+        for call in (
+            lambda x, i, n: x.scatter(0, i, n),
+            lambda x, i, n: x.scatter(0, i, n, reduce="add"),
+            lambda x, i, n: x.index_fill(0, i, n),
+            lambda x, i, n: x.masked_fill(~x, n),
+        )
+        for n in (2**40, 0.5, nan)
+    ],
+    "the middle of nothing": lambda d: [
+        f(torch.zeros(0, dtype=t).to(d)) for f in (torch.median, torch.nanmedian) for t in (*BYTES, *FLOATS)
+    ],
 }
 
 CASES = dict(cases())

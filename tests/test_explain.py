@@ -373,7 +373,7 @@ def both_ways(f: Callable[[torch.Tensor, int], torch.Tensor], device: torch.devi
     x = torch.ones(3).to(device)
     for flag in (0, 1):
         result = f(x, flag)
-        lazytpu.mark_step()
+        lazytpu.mark_step()  # [cut]
         del result
     return last()
 
@@ -505,6 +505,33 @@ inside torch: an optimizer makes its state in its first step
    at   [optimizer]
    do   nothing in a second step: all later ones are like it"""
     )
+
+
+def test_gradients_that_are_added_up(device: torch.device) -> None:
+    net, x = nn.Sequential(nn.Tanh(), nn.Linear(4, 3)).to(device), torch.ones(2, 4).to(device).requires_grad_()
+
+    def backward() -> str:
+        net(x).sum().backward()  # [adding]
+        lazytpu.mark_step()
+        return last()
+
+    backward()
+    assert (
+        backward()
+        == """\
+2  10 ops, # s: parts from graph 1 at op 7, aten.add.Tensor instead of aten.tanh_backward: a gradient is added to the \
+one that is there, where there was none before
+   at   [adding]  Sequential.1 (backward)
+   was  [adding]  Sequential.0 (backward)
+   do   nothing if gradients are accumulated; else optimizer.zero_grad() before each backward()"""
+    )
+    sites = {node.op.name: node.site.describe() for node in events.compilations[-1].graph.nodes}
+    assert marked(sites["aten.tanh_backward"]) == "[adding]  Sequential.0 (backward)", "although its op was found"
+    step.forget()
+    backward()
+    net.zero_grad()
+    x.grad = None
+    assert "a gradient is the first, where it was added to another before" in backward()
 
 
 class Net(nn.Module):
@@ -723,40 +750,72 @@ def test_another_version_on_disk(device: torch.device, monkeypatch: pytest.Monke
 
 def test_longer(device: torch.device) -> None:
     x = torch.ones(3).to(device)
-    for further in (False, True):
-        y = x.sinh()  # [there]
-        if further:
-            y = y.cosh()  # [further]
-        lazytpu.mark_step()
+    y = x.sinh()
+    lazytpu.mark_step()  # [there]
+    y = x.sinh()
+    y = y.cosh()  # [further]
+    lazytpu.mark_step()
     assert (
         last()
         == """\
 2  2 ops, # s: is graph 1, but the graph goes on with aten.cosh where it was cut before, after op 1
    at   [further]
    was  [there]
-   do   cut at the same place in every step (lazytpu.mark_step() once a step)"""
+   do   cut at the same place in every step, once"""
     )
     del y
 
 
+def test_longer_by_a_branch(device: torch.device) -> None:
+    def f(x: torch.Tensor, flag: int) -> torch.Tensor:
+        y = x.sinh()
+        if not flag:  # [if_read]
+            y.sum().item()  # [read_now_and_then]
+        return y.sum().cosh()  # [goes_on]
+
+    assert (
+        both_ways(f, device)
+        == f"""\
+3  3 ops, # s: parts from graph 1 at op 3, aten.cosh instead of a cut: `if not flag:` at [if_read] took another way
+   at   [goes_on]
+   was  [read_now_and_then]
+   do   {KEPT}"""
+    )
+
+
 def test_shorter(device: torch.device) -> None:
     x = torch.ones(3).to(device)
-    for early in (False, True):
-        y = x.sinh()  # [stop]
-        if early:
-            lazytpu.mark_step()
-            break
-        y = y.cosh()  # [on]
-        lazytpu.mark_step()
+    y = x.sinh()
+    y = y.cosh()  # [on]
+    lazytpu.mark_step()
+    y = x.sinh()
+    lazytpu.mark_step()  # [stop]
     assert (
         last()
         == """\
 2  1 ops, # s: is graph 1, but the graph ends after op 1 aten.sinh, where it went on with aten.cosh before
    at   [stop]
    was  [on]
-   do   cut at the same place in every step (lazytpu.mark_step() once a step)"""
+   do   cut at the same place in every step, once"""
     )
     del y
+
+
+def test_shorter_by_a_branch(device: torch.device) -> None:
+    def f(x: torch.Tensor, flag: int) -> torch.Tensor:
+        y = x.sinh()
+        if not flag:  # [if_more]
+            y = y.cosh()  # [more]
+        return y
+
+    assert (
+        both_ways(f, device)  # [ways]
+        == f"""\
+2  1 ops, # s: parts from graph 1 at op 2, a cut instead of aten.cosh: `if not flag:` at [if_more] took another way
+   at   [cut]
+   was  [more]
+   do   {KEPT}"""
+    )
 
 
 def test_forgotten(device: torch.device) -> None:
@@ -815,6 +874,26 @@ def test_cuts_and_reads(device: torch.device) -> None:
         "  2 x copy to the CPU at [list], the device was waited for # ms",
         "  2 x wait at [wait], the device was waited for # ms",
     ]
+
+
+def test_lines_of_gradients(device: torch.device) -> None:
+    x = torch.ones(3).to(device).requires_grad_()
+    y = x.tanh()  # [graded]
+    mask = y > 0  # [ungraded]
+    (y * mask).sum().backward()
+    (line,) = [line for line in lazytpu.ir_text().splitlines() if "tanh_backward" in line]
+    assert marked(line).endswith("# [graded] (backward)"), "not the line of what was recorded after it"
+    z = x.exp()
+    z.register_hook(lambda grad: grad.sinh())  # [hook]
+    with torch.autograd.set_multithreading_enabled(False):  # on this thread, below the line of backward()
+        z.sum().backward()
+    (line,) = [line for line in lazytpu.ir_text().splitlines() if "aten.sinh" in line]
+    assert marked(line).endswith("# [hook]")
+    x.tanh()[mask].sum().backward()  # [masked]
+    told = section("reads of what had been started already")
+    assert "  1 x aten.nonzero at [masked], the device was waited for # ms" in told, (
+        "on the thread of the backward pass"
+    )
 
 
 def test_cut_of_a_graph_that_grew_too_large(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -933,6 +1012,7 @@ def test_log_of_placement(device: torch.device, caplog: pytest.LogCaptureFixture
         lazytpu.mark_step()
         fallback(y)  # [placed_host]
         y.nonzero()  # [placed_nonzero]
+        x[x > 0]  # [placed_mask]
     messages = [marked(record.getMessage()) for record in caplog.records]
     where = f"tpu:0 ({runtime.device()})"
     assert messages == [
@@ -940,7 +1020,31 @@ def test_log_of_placement(device: torch.device, caplog: pytest.LogCaptureFixture
         f"placed aten.dot f32[]: {where}  # [placed]",
         "placed aten.cos: cpu  # [placed_host]",
         "placed aten.nonzero: cpu  # [placed_nonzero]",
+        "placed aten.index.Tensor: cpu  # [placed_mask]",
+        f"placed aten.gt.Scalar bool[2]: {where}  # [placed_mask]",
     ]
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_log_of_placement_of_compiled_functions(device: torch.device, caplog, monkeypatch) -> None:
+    """Each op is told of once, when the function is recorded or captured, and not when it is replayed."""
+    monkeypatch.setattr(lazytpu.config, "log", "placement")
+    where = f"tpu:0 ({runtime.device()})"
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x.tanh(),))  # [placed_whole]
+
+    x = torch.ones(2).to(device)
+    ops = ["aten.sum f32[]", "aten.gt.Scalar bool[]", "aten.tanh f32[2]", "cond f32[2]", "aten.sin f32[2]"]
+    ops.append("aten.cos f32[2]")
+    for compiled in (lazytpu.compile(f), lazytpu.jit(f)):
+        caplog.clear()
+        for _ in range(4):
+            compiled(x)
+        said = [record for record in caplog.records if record.name == "lazytpu.placement"]
+        messages = sorted(marked(record.getMessage()) for record in said)
+        assert messages == sorted(f"placed {op}: {where}  # [placed_whole]" for op in ops)
+    assert lazytpu.metrics.counter("replay") > 0
 
 
 def test_log_of_a_warning_level_is_silent(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -43,6 +44,75 @@ def test_it_raises_the_error_of_the_cpu(call: Call, device: torch.device) -> Non
     _, error = error_of(call, lambda *size: torch.ones(*size, device=device))
     assert expected is not None
     assert (type(error), str(error)) == (type(expected), str(expected))
+
+
+# A number that the dtype cannot hold, or that only just fits: what takes it, and tensors of which dtype.
+TAKERS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "fill_": lambda x, n: x.fill_(n),
+    "fill_ one": lambda x, n: x[:1].clone().fill_(n),
+    "full_like": lambda x, n: torch.full_like(x, n),
+    "scalar_tensor": lambda x, n: torch.scalar_tensor(n, dtype=x.dtype, device=x.device),
+    "setitem": lambda x, n: x.__setitem__(0, n),
+    "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
+    "index_fill": lambda x, n: x.index_fill(0, x[:1].long(), n),
+    "scatter": lambda x, n: x.scatter(0, x[:1].long(), n),
+    "clamp": lambda x, n: x.clamp(max=n),
+    "pad": lambda x, n: F.pad(x, (-1, 2), value=n),
+    "threshold": lambda x, n: F.threshold(x, 1, n),
+    "hardtanh": lambda x, n: F.hardtanh(x, n, 5),
+    "addcmul": lambda x, n: torch.addcmul(x, x, x, value=n),
+    "linspace": lambda x, n: torch.linspace(0, n, 5, dtype=x.dtype, device=x.device),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.float16, torch.float32, torch.bool], ids=str)
+def test_numbers_that_a_dtype_cannot_hold(dtype: torch.dtype, device: torch.device) -> None:
+    wrong = []
+    for name, call in TAKERS.items():
+        for number in (300, -1, -1.0, 2.5, 2**40, 1e39, float("inf"), float("nan"), 1j):
+            want, expected = error_of(call, torch.tensor([0, 1, 2]).to(dtype), number)
+            got, error = error_of(call, torch.tensor([0, 1, 2]).to(dtype).to(device), number)
+            if (type(error), str(error)) != (type(expected), str(expected)):
+                wrong.append(f"{name} of {number}: {error!r}, not {expected!r}")
+            elif error is None and name != "setitem" and got.dtype != want.dtype:
+                wrong.append(f"{name} of {number}: {got.dtype}, not {want.dtype}")
+    lazytpu.mark_step()
+    assert not wrong, "\n".join(wrong)
+
+
+def test_division_by_the_number_zero(device: torch.device) -> None:
+    wrong = []
+    divide = {
+        "//": lambda x, n: x // n,
+        "%": lambda x, n: x % n,
+        "fmod_": lambda x, n: x.fmod_(n),
+        "div": lambda x, n: torch.div(x, n, rounding_mode="trunc"),
+    }
+    for dtype in (torch.int8, torch.int64, torch.bool, torch.float32):
+        for (name, call), number, size in product(divide.items(), (0, 256, -1, False, 0.0), (0, 3)):
+            x = torch.ones(size).to(dtype)
+            _, expected = error_of(call, x.clone(), number)
+            _, error = error_of(call, x.to(device), number)
+            if (type(error), str(error)) != (type(expected), str(expected)):
+                wrong.append(f"{dtype}[{size}] {name} {number}: {error!r}, not {expected!r}")
+    lazytpu.mark_step()
+    assert not wrong, "\n".join(wrong)
+
+
+TAKEN: dict[str, Call] = {
+    "bools raised to a bool in place": lambda x: x(3).bool().pow_(True),
+    "complex numbers without NaN in place": lambda x: (x(3) * 1j).nan_to_num_(),
+    "bools shifted": lambda x: x(3).bool() << 3,
+    "bools filled with i": lambda x: x(3).bool().masked_fill(x(3) > 0, 1j),
+    "log_softmax of no bools": lambda x: F.log_softmax(x(0).bool(), 0),
+    "softmax of no bools": lambda x: F.softmax(x(0).bool(), 0),
+}
+
+
+@pytest.mark.parametrize("call", TAKEN.values(), ids=TAKEN)
+def test_what_only_meta_kernels_refuse_is_taken(call: Call, device: torch.device) -> None:
+    got = call(lambda *size: torch.ones(*size, device=device))
+    torch.testing.assert_close(got.cpu(), call(torch.ones), rtol=0, atol=0)
 
 
 def test_contents_that_zeros_would_not_have_are_not_refused(device: torch.device) -> None:

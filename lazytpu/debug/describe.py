@@ -63,7 +63,7 @@ def _size(value: Value) -> int:
 
 def _bytes(node: Node, used: list[Any]) -> int:
     """What the op by itself would read and write; a view does neither."""
-    if node.op.recorded.is_view:
+    if getattr(node.op.recorded, "is_view", False):  # loops and conditions are of another class
         return 0
     return sum(_size(v) for v in [*used, *node.values] if type(v) is Value)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.debug import describe, draw, hlo, links
 from lazytpu.debug.compare import Text, nearest, text_of, unified
@@ -66,9 +67,12 @@ def dump(event: Compilation) -> None:
     The files of graph 1 are in ``graph-001-<hash>``, as `FILES` lists them, with a ``manifest.json`` that says which
     of them are missing and why.  A file that cannot be made never ends the run.
     """
-    if not config.dump:
-        return
-    run = _run_in(Path(config.dump))
+    if config.dump:
+        with metrics.timed("dump"):
+            _dump(event, _run_in(Path(config.dump)))
+
+
+def _dump(event: Compilation, run: _Run) -> None:
     name = f"graph-{event.number:03d}-{event.graph.key[:8]}"
     folder = run.folder / name
     folder.mkdir(parents=True, exist_ok=True)

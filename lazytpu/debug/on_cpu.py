@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from lazytpu.debug.composed import COMPOSED, draws
 from lazytpu.debug.observe import Observed
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.subgraph import Subgraph
@@ -20,7 +21,7 @@ _SEVERAL_ANSWERS = re.compile(r"svd|eig|(?<!s)qr|householder|lobpcg")
 def why_not(node: Node) -> str:
     """Why an op cannot be compared; empty where it can."""
     name = str(node.op.name)
-    if node.op.random:
+    if draws(node):
         return "draws random numbers"
     if "empty" in name:
         return "gives memory nobody has written"
@@ -46,6 +47,8 @@ def run_on_cpu(
             tensor = laid_out(contents[x], x.layout)
             return wide(tensor) if double and tensor.dtype in _WIDER else tensor
         if type(x) is Number:
+            if x.dtype == "rng":
+                return None
             number = observed.number(x)
             if isinstance(x.dtype, torch.dtype):
                 return torch.tensor(number, dtype=_WIDER.get(x.dtype, x.dtype) if double else x.dtype)
@@ -54,7 +57,7 @@ def run_on_cpu(
 
     args, kwargs = tree_map(given, (list(node.args), dict(node.kwargs)), is_leaf=lambda x: type(x) in (Value, Number))
     with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
-        kernel = _COMPOSED.get(node.op.recorded, node.op.recorded)
+        kernel = COMPOSED.get(node.op.recorded, node.op.recorded)
         flat = tree_flatten(kernel(*args, **kwargs), is_leaf=lambda x: x is None)[0]
     results: list[torch.Tensor | None] = []
     for value, result in zip(node.values, flat, strict=True):
@@ -65,18 +68,6 @@ def run_on_cpu(
         results.append(result if double and result.dtype in _WIDER.values() else result.to(value.layout.dtype))
     return results
 
-
-def _linear_backward(x: Any, grad: Any, weight: Any, mask: list[bool]) -> list[torch.Tensor | None]:
-    rows = grad.flatten(0, -2)
-    return [
-        grad @ weight if mask[0] else None,
-        rows.mT @ x.flatten(0, -2) if mask[1] else None,
-        rows.sum(0) if mask[2] else None,
-    ]
-
-
-# Ops that torch has kernels of for other devices than the CPU.
-_COMPOSED: dict[Any, Any] = {torch.ops.aten.linear_backward.default: _linear_backward}
 
 _WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
 _WIDER |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}

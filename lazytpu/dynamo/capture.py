@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lazytpu.dynamo.compiled import CompiledGraph
+from lazytpu.dynamo.direct import direct_call
 from lazytpu.dynamo.dump import positions_of, weight_names
 from lazytpu.dynamo.padding import PaddedGraph, Sizes, sizes_of
 from lazytpu.kernels.composites import FUSED
@@ -43,9 +44,10 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     names = weight_names(module)
+    made: list[tuple[CompiledGraph | PaddedGraph, Any]] = []
 
     def compile_as(kind: str) -> Callable[..., Any]:
-        return partial(_compile, kind, whole, pad, names)
+        return partial(_compile, made, kind, whole, pad, names)
 
     compile_aot = aot_autograd(
         fw_compiler=compile_as("forward"),
@@ -55,10 +57,14 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
         partition_fn=min_cut_rematerialization_partition,  # fewer saved activations: XLA fuses what is computed again
         keep_inference_input_mutations=True,  # copies to arguments stay in the graph, which can take over their memory
     )
-    return compile_aot(module, example_inputs)
+    wrapped: Callable[..., Any] = compile_aot(module, example_inputs)
+    graph, metadata = made[0] if len(made) == 1 else (None, None)
+    direct = direct_call(graph, metadata, example_inputs) if isinstance(graph, CompiledGraph) else None
+    return direct or wrapped
 
 
 def _compile(
+    made: list[tuple[CompiledGraph | PaddedGraph, Any]],
     kind: str,
     whole: bool,
     pad: Sizes,
@@ -68,7 +74,10 @@ def _compile(
 ) -> Callable[[list[Any]], list[Any]]:
     weights = {} if kind == "backward" else positions_of(module, names)
     graph = CompiledGraph(module, kind, _saved(kind), whole, weights)
-    return graph if pad is False else PaddedGraph(graph, pad)
+    called = graph if pad is False else PaddedGraph(graph, pad)
+    context = torch._guards.TracingContext.try_get()
+    made.append((called, context and context.fw_metadata))
+    return called
 
 
 def _saved(kind: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import torch
 from lazytpu import metrics, random, step
 from lazytpu.config import config
 from lazytpu.dynamo.dump import dump
-from lazytpu.dynamo.program import Program, Result, program_of
+from lazytpu.dynamo.program import Fresh, Program, Result, Shortcut, program_of
 from lazytpu.dynamo.sizes import has_symbols, with_sizes
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.executing import runtime
@@ -56,7 +56,7 @@ class CompiledGraph:
         self.module, self.kind, self.saved, self.whole = module, kind, saved, whole
         self.weights = weights or {}
         self.programs: dict[Any, Program | None] = {}
-        self._latest: Program | None = None
+        self._shortcut: Shortcut | None = None  # of the latest call
         self._boxed_call = True  # torch asks the object, and what wraps it copies what the object has
         self._symbolic = has_symbols(module)
 
@@ -65,12 +65,25 @@ class CompiledGraph:
             cells = [x._s for x in args]
         except AttributeError:  # numbers, CPU tensors, device tensors that C++ made
             return self._mixed(args)
-        program = self._latest
-        if program is None or [c.layout for c in cells] != program.layouts:
-            program = self.programs.get(tuple([c.layout for c in cells]))
-            if program is None or not program.whole:
+        known = self._shortcut
+        if known is None or known.precision != config.matmul_precision or [c.layout for c in cells] != known.layouts:
+            return self._stored(args, cells)
+        executable = known.executable()
+        with record.lock:
+            if executable is None or trace.inputs or trace.pending or config.check_bounds:
+                return self._stored(args, cells)
+            try:
+                outputs = runtime.start_again(executable, [c.buffer for c in cells], known.packs)
+            except TypeError:  # jax takes no None, which stands for contents elsewhere
                 return self._mixed(args)
-            self._latest = program
+        step.remember(outputs[known.smallest])
+        return _new(known.fresh, outputs)
+
+    def _stored(self, args: list[Any], cells: list[Any]) -> list[Any]:
+        """A call with tensors on the device alone."""
+        program = self.programs.get(tuple([c.layout for c in cells]))
+        if program is None or not program.whole:
+            return self._mixed(args)
         with record.lock:
             if trace.inputs or trace.pending:  # else nothing belongs to this step
                 now = trace.step
@@ -94,7 +107,9 @@ class CompiledGraph:
             if program is not None:
                 buffers = [None if c is None else step.buffer_of(c, "torch.compile") for c in cells]
                 return self._run(program, args, cells, buffers)
-        results = list(torch.fx.Interpreter(self.module).run(*args))
+        grad = self.kind != "inference" and torch.is_grad_enabled()
+        with torch.set_grad_enabled(grad), torch._C._DisableAutocast():  # the graph has casts of its own
+            results = list(torch.fx.Interpreter(self.module).run(*args))
         args.clear()
         return results
 
@@ -118,6 +133,8 @@ class CompiledGraph:
                     outputs = step.outputs_of(executable, outputs, program.last, program.outputs)
                 else:
                     step.remember(outputs[executable.smallest])
+                    if not self.saved and executable.call is not executable.compiled:
+                        self._shortcut = program.shortcut(call)
             else:
                 packs = runtime.packed(executable.graph, (), _keys(program.draws), ())
                 with uninterrupted():
@@ -125,7 +142,7 @@ class CompiledGraph:
                     outputs = step.outputs_of(executable, results, program.last, program.outputs)
                     for position, output in program.written.items():
                         _write(args[position], cells[position], outputs[output])
-        made = _new(program, outputs) if program.fresh else _made_all(program, outputs, args)
+        made = _new(program.fresh, outputs) if program.fresh else _made_all(program, outputs, args)
         args.clear()
         return made
 
@@ -198,10 +215,10 @@ def _keys(draws: int) -> list[int]:
     return ints
 
 
-def _new(program: Program, outputs: Sequence[Any]) -> list[Any]:
+def _new(fresh: Sequence[Fresh], outputs: Sequence[Any]) -> list[Any]:
     """The results of a call where all are new tensors: `make` written out, as this is most of the work of a call."""
     made = []
-    for position, layout, size, dtype in program.fresh:
+    for position, layout, size, dtype in fresh:
         storage = Storage()
         storage.layout, storage.buffer = layout, outputs[position]
         tensor: Any = _create(size, dtype)

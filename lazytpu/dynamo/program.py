@@ -20,9 +20,10 @@ from lazytpu.ir.layout import Layout
 from lazytpu.ir.site import Site, here
 from lazytpu.ir.tree import Node, Value
 from lazytpu.recording.fx_graph import Conversion
-from lazytpu.reporting import events
+from lazytpu.reporting import events, placement
 
 Pick = Callable[[list[Any]], list[Any]]
+Fresh = tuple[int, Layout, Any, torch.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,27 @@ class Call:
     packs: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """A call that starts an executable and wraps its results, and has nothing else to do.
+
+    Attributes:
+        layouts: of the arguments.
+        precision: the setting ``matmul_precision`` that it is for; ``check_bounds`` is off.
+        executable: a weak reference, as `runtime` may forget it.
+        packs: see `Call`.
+        smallest: position of the smallest output.
+        fresh: see `Program`.
+    """
+
+    layouts: list[Layout | None]
+    precision: str
+    executable: weakref.ref[runtime.Executable]
+    packs: tuple[Any, ...]
+    smallest: int
+    fresh: list[Fresh]
+
+
 def _call_of(executable: runtime.Executable, graph: Graph, arguments: int) -> Call:
     """How to call an executable for a graph equal to its own, whose inputs may stand at other positions."""
     given, kept = runtime.split_donated(graph, [v.index for v in graph.inputs])
@@ -122,7 +144,7 @@ class Program:
     captured: list[Any]
     compiled_before: bool = False
     new: events.Compilation | None = None
-    fresh: list[tuple[int, Layout, Any, torch.dtype]] = field(init=False)
+    fresh: list[Fresh] = field(init=False)
     plain: bool = field(init=False)
     calls: dict[Any, Call] = field(default_factory=dict)
 
@@ -144,6 +166,8 @@ class Program:
         checked = bounds.checked_nodes(self.last) if config.check_bounds else ()
         graph = graph_of(self.last, self.outputs, tuple(values), checked)
         cause = self._cause(key)
+        if not self.calls:
+            placement.note_ops(graph.nodes)
         executable, compiled = runtime.executable_for(graph)
         self.calls[key] = call = _call_of(executable, graph, len(self.layouts) + len(self.captured))
         if compiled:
@@ -152,6 +176,16 @@ class Program:
         else:
             metrics.count("cache_hit")
         return call
+
+    def shortcut(self, call: Call) -> Shortcut | None:
+        """How to call this from now on, where one executable takes all arguments and gives all results."""
+        executable = call.executable()
+        simple = call.same and self.whole and self.fresh and not self.captured and not config.check_bounds
+        if executable is None or not simple:
+            return None
+        return Shortcut(
+            self.layouts, config.matmul_precision, call.executable, call.packs, executable.smallest, self.fresh
+        )
 
     def _inputs(self) -> Sequence[Value]:
         return graph_of(self.last, self.outputs).inputs

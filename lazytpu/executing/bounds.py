@@ -1,4 +1,4 @@
-"""Reports of positions that were out of range (``lazytpu.config.check_bounds``): kept until something is read."""
+"""Reports of ``lazytpu.config.check_bounds``: positions out of range, divisors that are 0.  Kept until a read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from lazytpu.errors import OutOfBoundsError
+from lazytpu.errors import DivisionByZeroError, LazyTPUError, OutOfBoundsError
 from lazytpu.executing import runtime
 from lazytpu.ir.graph import graph_of
 from lazytpu.ir.tree import Node, Value, operands
-from lazytpu.lowering.bounds import is_checked
+from lazytpu.lowering.bounds import DIVISOR, is_checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ def raise_if_any() -> None:
 
     Raises:
         OutOfBoundsError: a position was out of range in a graph that ran since the last call.
+        DivisionByZeroError: a divisor of whole numbers was 0 in one.
     """
     if not _reports:
         return
@@ -64,12 +65,21 @@ def _bad_row(report: _Report) -> list[int] | None:
     return next((row for row in rows if row[0] >= 0), None)
 
 
-def _error(report: _Report, row: list[int]) -> OutOfBoundsError:
+def _error(report: _Report, row: list[int]) -> LazyTPUError:
     position, index, dim, size = row
     node = graph_of(report.path, report.outputs, checked=checked_nodes(report.path)).nodes[position]
+    at = node.site.describe() if node.site else ""
+    given = ", ".join(repr(x.layout) for x in operands(node) if type(x) is Value)
+    if dim == DIVISOR:
+        return DivisionByZeroError(
+            f"{node.op.name}: a whole number is divided by zero",
+            at=at,
+            given=given,
+            do="the step has run all the same, with numbers that mean nothing in those places",
+        )
     return OutOfBoundsError(
         f"{node.op.name}: index {index} is out of bounds for dimension {dim} with size {size}",
-        at=node.site.describe() if node.site else "",
-        given=", ".join(repr(x.layout) for x in operands(node) if type(x) is Value),
+        at=at,
+        given=given,
         do="the step has run all the same, with the position clamped (a read) or left out (a write)",
     )

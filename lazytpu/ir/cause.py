@@ -42,6 +42,7 @@ KINDS = {
     "promoted": "a number that was a constant changed, and is an input from now on",
     "branch": "Python's control flow took another way",
     "mode": "a module was switched between train() and eval()",
+    "gradient": "a gradient is added to one that is there, or no longer is",
     "longer": "the graph goes on where it was cut before",
     "shorter": "the graph is cut where it went on before",
     "live": "other tensors are held at the cut",
@@ -65,6 +66,8 @@ class Surroundings:
         settings: the settings that are part of a program, by name.
         donate: whether ``lazytpu.config.donate`` is on.
         compiled: how many graphs were compiled before.
+        end: where this graph is cut.
+        end_of: the number of a graph to where it was cut when it was compiled; `UNKNOWN` where that is not known.
     """
 
     describe: Callable[[Value], str] = lambda value: ""
@@ -72,3 +75,5 @@ class Surroundings:
     settings: dict[str, Any] | None = None
     donate: bool = True
     compiled: int = 0
+    end: Site = UNKNOWN
+    end_of: Callable[[int], Site] = lambda number: UNKNOWN

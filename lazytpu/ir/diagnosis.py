@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from lazytpu.ir.cause import Cause, Surroundings
+from lazytpu.ir.fork import Fork, what_left_out, what_parted
 from lazytpu.ir.parting import parted
 from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Trace, Value
@@ -26,14 +27,33 @@ def cause_of(trace: Trace, key: Any, around: Surroundings) -> Cause:
     if parent.parent is None:
         text = "the first graph" + (" since the trace tree was dropped (max_tree_nodes)" if around.compiled else "")
         return Cause("first", text, node.site)
-    return Cause(
+    known = _graph_through(parent, around)
+    cut = around.end_of(known)
+    return _other_length(
         "longer",
         f"the graph goes on with {node.op.name} where it was cut before, after op {parent.depth}",
+        f"op {node.depth}, {node.op.name} instead of a cut",
+        what_left_out(parent.site, node.site, cut, now=True),
         node.site,
-        parent.site,
-        remedy="cut at the same place in every step (lazytpu.mark_step() once a step)",
-        known=_graph_through(parent, around),
+        cut,
+        known,
     )
+
+
+def _other_length(kind: str, text: str, parted: str, decides: Fork | None, new: Site, old: Site, known: int) -> Cause:
+    """The cause where only one of two graphs goes on: a statement that decides it, or cuts at two places.
+
+    Args:
+        kind, text: for cuts at two places.
+        parted: the text, up to the statement that decides it.
+        decides: that statement, where it is not found from the two lines.
+        new, old: the line of the next op for the one that goes on, that of the cut for the other one.
+    """
+    way = what_parted(new, old)
+    way = decides if not way.found and decides is not None else way
+    if way.found:
+        return Cause("branch", f"{parted}: {way.text}", new, old, remedy=way.remedy, known=known)
+    return Cause(kind, text, new, old, remedy="cut at the same place in every step, once", known=known)
 
 
 def _graph_through(node: Node, around: Surroundings) -> int:
@@ -75,13 +95,14 @@ def _other_end(cursor: Node, around: Surroundings) -> Cause:
         )
         return Cause("unfinished", text, cursor.site)
     following = next(reversed(cursor.children.values()))
-    return Cause(
+    return _other_length(
         "shorter",
         f"the graph ends after op {cursor.depth} {cursor.op.name}, where it went on with {following.op.name} before",
-        cursor.site,
+        f"op {following.depth}, a cut instead of {following.op.name}",
+        what_left_out(cursor.site, following.site, around.end, now=False),
+        around.end if around.end.file else cursor.site,
         following.site,
-        remedy="cut at the same place in every step (lazytpu.mark_step() once a step)",
-        known=_graph_through(cursor, around),
+        _graph_through(cursor, around),
     )
 
 

@@ -46,11 +46,7 @@ def what_parted(new: Site, old: Site) -> Fork:
         return Fork("Python took another way", _KEPT)
     branch = _branch(new.stack[0], old.stack[0]) or _branch(at, was)
     if branch is not None:
-        where = f"`{branch.text}` at {source.place(branch.file, branch.line)}"
-        if not branch.loop:
-            return Fork(f"{where} took another way", _KEPT, True)
-        ending = "ran longer" if branch.inside else "ended sooner"
-        return Fork(f"the loop {where} {ending}", "give the loop the same number of turns in every step, or pad", True)
+        return _of_branch(branch, branch.inside)
     if at == was and ".step(" in source.line_text(*at):
         return Fork(
             f"{source.place(*at)} took another way inside torch: an optimizer makes its state in its first step",
@@ -59,6 +55,29 @@ def what_parted(new: Site, old: Site) -> Fork:
     if at == was:
         return Fork(f"{source.place(*at)} took another way inside the call", _KEPT)
     return Fork(f"Python took another way, to {source.place(*at)} instead of {source.place(*was)}", _KEPT)
+
+
+def what_left_out(last: Site, further: Site, cut: Site, *, now: bool) -> Fork | None:
+    """The statement that decides whether a function goes on after ``last`` with ``further``, or returns to be cut.
+
+    Args:
+        now: whether it goes on this time, and returned the time before.
+    """
+    if not last.stack or not further.stack or last.stack[0][0] != further.stack[0][0]:
+        return None
+    (file, before), (_, line) = last.stack[0], further.stack[0]
+    if cut.file == file and source.same_function(file, line, cut.line):
+        return None
+    branch = source.entered_after(file, line, before)
+    return None if branch is None else _of_branch(branch, now)
+
+
+def _of_branch(branch: source.Branch, longer: bool) -> Fork:
+    where = f"`{branch.text}` at {source.place(branch.file, branch.line)}"
+    if not branch.loop:
+        return Fork(f"{where} took another way", _KEPT, True)
+    ending = "ran longer" if longer else "ended sooner"
+    return Fork(f"the loop {where} {ending}", "give the loop the same number of turns in every step, or pad", True)
 
 
 def _branch(at: tuple[str, int], was: tuple[str, int]) -> source.Branch | None:

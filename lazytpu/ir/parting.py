@@ -49,6 +49,16 @@ def _of_control_flow(node: Node, other: Node) -> Cause:
             other.site,
             remedy="nothing: one graph for train() and one for eval() are kept",
         )
+    if node.site.adds_up != other.site.adds_up:
+        added = "is added to the one that is there, where there was none before"
+        new = "is the first, where it was added to another before"
+        return Cause(
+            "gradient",
+            f"op {node.depth}, {_instead(node, other)}: a gradient {added if node.site.adds_up else new}",
+            node.site,
+            other.site,
+            remedy="nothing if gradients are accumulated; else optimizer.zero_grad() before each backward()",
+        )
     way = fork.what_parted(node.site, other.site)
     if node.depth == 1 and not way.found:
         return Cause("start", f"a graph that begins with {node.op.name}", node.site, other.site)

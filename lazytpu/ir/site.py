@@ -7,22 +7,21 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
+
+from lazytpu.ir import gradients
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = os.sep + "site-packages" + os.sep  # may lie inside the folder of the standard library
 _CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
+_BACKWARD_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
 
-# Sites of forward ops by autograd sequence number, so that a backward op finds the line it came from.
-_MAX_FORWARD_SITES = 65536
-_forward_sites: OrderedDict[int, Site] = OrderedDict()
-_newest = threading.local()  # the last number there that an op of this thread was given
 _names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 _MAX_STACKS = 4096
 _stacks: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
@@ -38,6 +37,7 @@ class Site:
         backward: the op belongs to the gradient of the op at this place.
         stack: (file, line) of all the frames of the user, the innermost first.
         training: the ``training`` flags of the outermost and the innermost module being called; None without one.
+        adds_up: it adds a gradient to the one that a parameter has already.
     """
 
     file: str = ""
@@ -46,6 +46,7 @@ class Site:
     backward: bool = False
     stack: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
     training: tuple[bool, bool] | None = field(default=None, compare=False, repr=False)
+    adds_up: bool = field(default=False, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
@@ -65,49 +66,64 @@ def is_user_file(name: str) -> bool:
     return not name.startswith(_STDLIB) or _PACKAGES in name
 
 
-def here() -> Site:
-    """The site of the op that is being recorded."""
+def here(before: Site | None = None) -> Site:
+    """The site of the op that is being recorded.
+
+    Args:
+        before: that of the op before it.
+    """
     node = torch._C._current_autograd_node()
-    if node is not None:
-        try:
-            forward = _forward_sites.get(node._sequence_nr())
-        except AttributeError:  # nodes of Python autograd functions
-            forward = None
-        if forward is not None:
-            return replace(forward, backward=True)
+    if node is not None and not _in_hook(sys._getframe(1)):
+        return _in_backward(node, before)
     site = _of_frames(sys._getframe(1))
     if not site.file and threading.current_thread() is not threading.main_thread():
-        main = sys._current_frames().get(threading.main_thread().ident or 0)
-        if main is not None:
-            found = _of_frames(main)
-            return replace(found, backward=node is not None)
+        return _of_frames(_frame_of_main())
     if node is None and torch.is_grad_enabled():
-        _remember(torch.autograd._get_sequence_nr() - 1, site)
+        gradients.note(site)
     return site
 
 
-def _remember(sequence: int, site: Site) -> None:
-    """Keeps the site of the op that autograd has just made a node for: its number is that of the newest node.
+def _in_hook(frame: FrameType | None) -> bool:
+    """Whether the backward pass that runs has called a function of the user's."""
+    while frame is not None and frame.f_code is not _BACKWARD_CODE:
+        if is_user_file(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
-    An op without a gradient finds the number that the op before it has left, which is that op's.
-    """
-    if getattr(_newest, "sequence", None) == sequence:
-        return
-    _newest.sequence = sequence
-    _forward_sites[sequence] = site
-    if len(_forward_sites) > _MAX_FORWARD_SITES:
-        _forward_sites.popitem(last=False)
+
+def _in_backward(node: Any, before: Site | None) -> Site:
+    """The site of an op that a node of autograd records."""
+    forward: Site | None = gradients.forward_of(node)
+    if forward is not None:
+        return replace(forward, backward=True)
+    adds_up = gradients.adds_up(node)
+    if (adds_up or gradients.is_known()) and before is not None and before.backward:  # belongs to what it works on
+        return replace(before, adds_up=adds_up)
+    return replace(_of_frames(_frame_of_main()), backward=True, adds_up=adds_up)
+
+
+def _frame_of_main() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def line_here() -> Site:
-    """The user's line only, without the module path: for cuts, which happen in every step.
+    """The user's line only, without the module path: for what happens in every step."""
+    return _innermost(sys._getframe(1))
 
-    On a thread that runs none of the user's code, such as that of the backward pass, it is the line of the main thread.
-    """
+
+def line_of_read() -> Site:
+    """The line that reads or cuts; on the thread of the backward pass that of the op whose gradient reads."""
     found = _innermost(sys._getframe(1))
-    if found is UNKNOWN and threading.current_thread() is not threading.main_thread():
-        found = _innermost(sys._current_frames().get(threading.main_thread().ident or 0))
-    return found
+    if found.file or threading.current_thread() is threading.main_thread():
+        return found
+    forward: Site | None = gradients.forward_of(torch._C._current_autograd_node())
+    return forward or _innermost(_frame_of_main())
+
+
+def place_here() -> Site:
+    """Where the program is, with its stack and module path, although no op is recorded there."""
+    return _of_frames(sys._getframe(1))
 
 
 def _innermost(frame: FrameType | None) -> Site:

@@ -72,6 +72,26 @@ def branch_between(file: str, line: int, other: int) -> Branch | None:
     return None
 
 
+def same_function(file: str, line: int, other: int) -> bool:
+    """Whether two lines are in one function, or both in none."""
+    tree = _tree(file)
+    return tree is not None and _function_around(tree, line) is _function_around(tree, other)
+
+
+def entered_after(file: str, line: int, before: int) -> Branch | None:
+    """The outermost statement of a function that one of its lines is inside of, and an earlier line is not."""
+    tree = _tree(file)
+    if tree is None or not same_function(file, line, before):
+        return None
+    around = _function_around(tree, line)
+    for node in _statements(around):
+        if isinstance(node, _Choice) and not _is_loop_of_steps(node):
+            part = _part_of(node, line)
+            if part >= 0 and _part_of(node, before) != part:
+                return Branch(file, node.lineno, line_text(file, node.lineno), isinstance(node, _Loop), part == 0)
+    return None
+
+
 def loops_around(file: str, line: int) -> list[Loop]:
     """The ``for`` loops that a line is in, the innermost first."""
     tree = _tree(file)

@@ -59,7 +59,6 @@ def data_dependent(overload: OpOverload) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if on_other_device(args, kwargs):
             return call_meta(overload, args, kwargs)
-        placement.note_on_host(name, site.line_here())
         return run_on_host(overload, args, kwargs, name)
 
     return kernel
@@ -111,8 +110,7 @@ def fallback(overload: OpOverload) -> Callable[..., Any]:
                 FallbackWarning,
                 stacklevel=2,
             )
-        line, start = site.line_here(), time.perf_counter()
-        placement.note_on_host(name, line)
+        line, start = site.line_of_read(), time.perf_counter()
         try:
             return run_on_host(overload, args, kwargs, f"fallback of {name}")
         finally:
@@ -123,6 +121,7 @@ def fallback(overload: OpOverload) -> Callable[..., Any]:
 
 def run_on_host(overload: OpOverload, args: Any, kwargs: Any, reason: str) -> Any:
     """Runs an op on copies of its arguments on the CPU and brings the results, and what it wrote, back."""
+    placement.note_on_host(overload)
     copies: dict[int, torch.Tensor] = {}
     host_args, host_kwargs = (
         _down(tuple(args), copies, reason),

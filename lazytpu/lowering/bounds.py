@@ -1,7 +1,8 @@
 """Which positions an op reads or writes, and how far they may go: what ``lazytpu.config.check_bounds`` checks.
 
-XLA does not raise for a position that is out of range.  With the check on, a graph has one more result: for every
-tensor of positions a row ``(node or -1, first bad position, dimension, size)``, i64[n,4].
+XLA does not raise for a position that is out of range, nor for a whole number divided by zero.  With the check on, a
+graph has one more result: for every tensor of positions or divisors a row ``(node or -1, first bad position,
+dimension, size)``, i64[n,4].
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from lazytpu.lowering.rules.operands import cast, is_integral, result_dtype
+
 aten = torch.ops.aten
+DIVISOR = -1  # in place of the dimension: it is no position but a divisor, which must not be 0
 
 
 class Positions(NamedTuple):
@@ -22,7 +26,7 @@ class Positions(NamedTuple):
     Attributes:
         index: the positions, integers of any shape.
         size: of the dimension; positions from ``lowest`` to ``size - 1`` are good.
-        dim: the dimension, for the message.
+        dim: the dimension, for the message, or `DIVISOR`.
         lowest: 0, or ``-size`` where torch counts negative positions from the end.
         ignored: a position that is good wherever it lies.
     """
@@ -107,6 +111,12 @@ def _source(x: Any, mask: Any, source: Any) -> Iterable[Positions]:
     yield Positions(jnp.sum(jnp.broadcast_to(mask, shape), dtype=jnp.int64) - 1, source.size, 0, -1)
 
 
+def _divisors(x: Any, y: Any, *_: Any, rounding_mode: str | None = "floor", **__: Any) -> Iterable[Positions]:
+    dtype = result_dtype(x, y)
+    if rounding_mode is not None and is_integral(dtype):
+        yield Positions(cast(y, dtype), 0, DIVISOR)
+
+
 _CHECKED: dict[torch._ops.OpOverload, Callable[..., Iterable[Positions]]] = {
     **dict.fromkeys((aten.index.Tensor, aten.index_put.default, aten._index_put_impl.default), _list),
     **dict.fromkeys((aten.gather.default, aten.index_select.default, aten.index_add.default), _along),
@@ -124,11 +134,16 @@ _CHECKED: dict[torch._ops.OpOverload, Callable[..., Iterable[Positions]]] = {
     aten.multilabel_margin_loss_forward.default: _margin_classes,
     **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), _plane),
     aten.masked_scatter.default: _source,
+    **dict.fromkeys(
+        (aten.floor_divide.default, aten.floor_divide.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode), _divisors
+    ),
+    **dict.fromkeys((aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor), _divisors),
+    **dict.fromkeys((aten.fmod.Tensor, aten.fmod.Scalar), _divisors),
 }
 
 
 def is_checked(op: torch._ops.OpOverload) -> bool:
-    """Whether ``op`` takes positions that may be out of range."""
+    """Whether ``op`` takes positions that may be out of range, or divisors that may be 0."""
     return op in _CHECKED
 
 
@@ -146,7 +161,7 @@ def report_rows(op: torch._ops.OpOverload, node: int, args: Any, kwargs: dict[st
 
 def _row(node: int, found: Positions) -> Any:
     index = lax.convert_element_type(jnp.asarray(found.index).reshape(-1), jnp.int64)
-    bad = (index < found.lowest) | (index >= found.size)
+    bad = index == 0 if found.dim == DIVISOR else (index < found.lowest) | (index >= found.size)
     if found.ignored is not None:
         bad &= index != found.ignored
     first = jnp.argmax(bad)

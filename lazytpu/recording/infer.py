@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.utils._pytree import tree_leaves
 
 from lazytpu import metrics
 from lazytpu.ir.layout import Layout, is_dense, root_layout
@@ -30,6 +32,7 @@ _INFER = metrics.timer("infer")
 # What was inferred, by op, types and attributes: equal layers ask the same again.
 _known: dict[Any, tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]] = {}
 _MAX_KNOWN = 4096
+_LARGE = 1 << 18  # no kernel of the CPU is asked for types with more elements than this
 _NORMS = {
     aten.native_layer_norm.default,
     aten.native_group_norm.default,
@@ -74,7 +77,7 @@ def _infer_checked(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, 
     try:
         types = _infer_list(op, node, kwargs) or _infer(op, *_in_domain(op, node.args, kwargs))
     except Exception as error:
-        raise _eager_error(op, node, kwargs, error) from None
+        types = _types_of_the_cpu(op, node, kwargs, error)
     finally:
         _INFER.add(time.perf_counter() - start)
     refused = refusals.refusal(op, node.args, kwargs, types[0])
@@ -157,34 +160,59 @@ def _check_in_place(op: Op, args: Any, kwargs: Any) -> None:
     """Lets torch check the op that was called: broadcasting and casts of its target, for example."""
     named = {**dict(zip([a.name for a in op.arguments], args, strict=False)), **kwargs}
     known = {a.name for a in op.overload._schema.arguments}
-    with suppress(NotImplementedError):
+    try:
         op.overload(**{name: _metas(x) for name, x in named.items() if name in known})
+    except NotImplementedError:
+        return
+    except Exception:
+        if _error_on_cpu(op, args, kwargs) is not None:  # meta kernels written in Python refuse more than the CPU
+            raise
 
 
-def _eager_error(op: Op, node: Node, kwargs: dict[str, Any], error: Exception) -> Exception:
-    """What the CPU's kernel raises for these types: meta kernels written in Python word things differently.
+def _types_of_the_cpu(op: Op, node: Node, kwargs: dict[str, Any], error: Exception) -> Any:
+    """What the CPU's kernel says where a meta kernel raised ``error``: those written in Python word things differently.
 
-    Operands that are only read take no memory, whatever their size.
+    They also refuse dtypes that the CPU takes.
     """
-    written = {id(layout) for layout in _written_types(op, node.args, kwargs)}
+    eager = _error_on_cpu(op, node.args, kwargs)
+    if eager is not None:
+        raise error if refusals.is_of_another_device(eager) else eager from None
+    args, keywords = _metas(node.args), {k: _metas(v) for k, v in kwargs.items()}
+    given = [x for x in tree_leaves((args, keywords)) if isinstance(x, torch.Tensor)]
+    if op.overload is not op.recorded or sum(x.numel() for x in given) > _LARGE:
+        raise error from None
+    try:
+        with torch.no_grad(), torch._C.DisableTorchFunction(), _outside_forward_ad():
+            layouts, structure = _layouts(_on_zeros(op.recorded, args, keywords, _factory_device(op), error))
+    except Exception:
+        raise error from None
+    return layouts, structure, None
+
+
+def _error_on_cpu(op: Op, args: Any, kwargs: dict[str, Any]) -> Exception | None:
+    """What the CPU's kernel raises for arguments of these types, if anything.
+
+    Large operands that are only read take no memory.
+    """
+    written = {id(layout) for layout in _written_types(op, args, kwargs)}
 
     def sample(x: Any) -> Any:
         if type(x) is Value:
-            if id(x.layout) in written:
-                return torch.empty_strided(x.layout.size, x.layout.stride, dtype=x.layout.dtype)
+            if id(x.layout) in written or prod(x.layout.size) <= _LARGE:
+                return torch.empty_strided(x.layout.size, x.layout.stride, dtype=x.layout.dtype).zero_()
             return torch.zeros((), dtype=x.layout.dtype).expand(x.layout.size)
         if type(x) is Number:
             return PYTHON_NUMBER.get(x.dtype, torch.zeros((), dtype=x.dtype) if isinstance(x.dtype, torch.dtype) else 0)
         return [sample(e) for e in x] if isinstance(x, (list, tuple)) else x
 
-    named = {**dict(zip([a.name for a in op.arguments], node.args, strict=False)), **kwargs}
+    named = {**dict(zip([a.name for a in op.arguments], args, strict=False)), **kwargs}
     known = {a.name for a in op.overload._schema.arguments}
     try:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             op.overload(**{name: sample(x) for name, x in named.items() if name in known})
     except Exception as eager:
-        return error if refusals.is_of_another_device(eager) else eager.with_traceback(None)
-    return error
+        return eager.with_traceback(None)
+    return None
 
 
 def _written_types(op: Op, args: Any, kwargs: dict[str, Any]) -> tuple[Layout, ...]:

@@ -16,6 +16,7 @@ from lazytpu.config import config
 from lazytpu.errors import CompileBudgetError
 from lazytpu.ir.cause import Cause
 from lazytpu.ir.graph import Graph
+from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.reporting import logs
 
 
@@ -53,6 +54,7 @@ class Compilation:
         usage: how it was used.
         loaded: it was compiled by an earlier process and came from the disk cache.
         flags: torch's own flags at the time, see `torch_flags`.
+        end: where it was cut.
     """
 
     number: int
@@ -63,6 +65,7 @@ class Compilation:
     usage: Usage
     loaded: bool = False
     flags: Mapping[str, Any] = field(default_factory=dict)
+    end: Site = UNKNOWN
 
     @property
     def executable(self) -> Any:
@@ -98,8 +101,11 @@ _SAME_PATH = ("live", "donation", "setting", "longer", "shorter", "forgotten")  
 _total = 0
 
 
-def compiled(graph: Graph, cause: Cause, executable: Any) -> None:
+def compiled(graph: Graph, cause: Cause, executable: Any, end: Site = UNKNOWN) -> None:
     """Notes a compilation, logs it and tells the listeners.
+
+    Args:
+        end: where the graph was cut.
 
     Raises:
         CompileBudgetError: it is one too many for ``config.max_compiles``, and ``config.max_compiles_action`` is
@@ -112,7 +118,7 @@ def compiled(graph: Graph, cause: Cause, executable: Any) -> None:
     executable.usage.number = _total
     flags = torch_flags()
     cause = _with_changes(cause, executable.difference, flags)
-    event = Compilation(_total, graph, cause, seconds, weakref.ref(executable), executable.usage, loaded, flags)
+    event = Compilation(_total, graph, cause, seconds, weakref.ref(executable), executable.usage, loaded, flags, end)
     compilations.append(event)
     del compilations[:-MAX_KEPT]
     logs.note("compile", "%s", one_line(event))
@@ -164,6 +170,11 @@ def _over_budget(event: Compilation, done: int) -> None:
 def number_of(executable: Any) -> int:
     """The number of the compiled graph that an executable belongs to."""
     return int(executable.usage.number)
+
+
+def end_of(number: int) -> Site:
+    """Where the graph of that number was cut; `UNKNOWN` where that is not kept."""
+    return next((e.end for e in reversed(compilations) if e.number == number), UNKNOWN)
 
 
 def compiled_before() -> int:

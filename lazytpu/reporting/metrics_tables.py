@@ -14,7 +14,7 @@ class Step(NamedTuple):
     """What one step cost.  Times are in seconds, sizes in bytes.
 
     The times from ``python_s`` to ``transferring_s`` add up to ``total_s``, except that what a `DeviceLoader`'s
-    thread transfers meanwhile is in ``background_s``.  The device runs beside all of them.
+    thread transfers meanwhile is in ``background_s``.  The device runs beside all of them.  Writing a dump is left out.
 
     Attributes:
         number: counts from 1.

@@ -21,7 +21,7 @@ from lazytpu.config import config
 from lazytpu.executing import runtime
 from lazytpu.ir import source
 from lazytpu.ir.cause import Surroundings
-from lazytpu.ir.site import is_user_file
+from lazytpu.ir.site import is_user_file, place_here
 from lazytpu.ir.tree import Value, trace
 from lazytpu.recording.record import cell_of, is_device_tensor
 from lazytpu.reporting import events
@@ -33,7 +33,15 @@ _MAX_ITEMS = 1000  # of a list, dictionary or object that is looked into
 
 def surroundings() -> Surroundings:
     """What `ir.diagnosis.cause_of` wants to know."""
-    return Surroundings(_of_value, events.number_of, runtime.settings(), config.donate, events.compiled_before())
+    return Surroundings(
+        _of_value,
+        events.number_of,
+        runtime.settings(),
+        config.donate,
+        events.compiled_before(),
+        place_here(),
+        events.end_of,
+    )
 
 
 def _of_value(value: Value) -> str:

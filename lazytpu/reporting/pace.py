@@ -3,6 +3,8 @@
 Timing each op would cost about as much as recording it does.  So the kernels are timed once, on this machine, on a
 few small tensors; a step's recording then is what its ops cost by that measure, and the inference of the types of new
 ops, which is timed where it happens.
+
+What is timed are copies of the kernels that record into a trace of their own, so that threads may go on recording.
 """
 
 from __future__ import annotations
@@ -10,95 +12,127 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from lazytpu.ir.tree import Node, Value, operands, trace
-from lazytpu.kernels import fast, general
-from lazytpu.recording.record import cell_of, load, lock
-from lazytpu.recording.schema import aten, functional_twin, op_of
+from lazytpu import storage
+from lazytpu.ir.layout import root_layout
+from lazytpu.ir.tree import Node, Trace, Value, operands
+from lazytpu.kernels import fast, foreach, general
+from lazytpu.recording import promote, record, views
+from lazytpu.recording.schema import Op, aten, functional_twin, op_of
 from lazytpu.reporting import ledger
-from lazytpu.storage import storage_of
-from lazytpu.tensor import LazyTensor
+from lazytpu.tensor import make
 
 _CHAIN = 100  # ops in a row that are timed together
 _ROUNDS = 5  # of which the fastest counts
-_TENSORS = 20  # in the lists of the general op that is timed
+_TENSORS = 20  # in the lists of the op on lists that is timed
+
+Kernel = Callable[..., Any]
 
 
 class _Pace:
-    """Seconds that recording takes: for an op with a fast kernel, and for another one and for each of its tensors."""
+    """Seconds that recording takes, 0 where it was not measured yet.
+
+    Attributes:
+        fast_s: for an op with a fast kernel.
+        general_s: for any other one.
+        list_s: for an op on lists of tensors.
+        tensor_s: for each tensor beyond the first of an op with many.
+    """
 
     def __init__(self) -> None:
-        self.fast_s = self.general_s = self.tensor_s = 0.0
+        self.fast_s = self.general_s = self.list_s = self.tensor_s = 0.0
 
-    def measure(self) -> bool:
-        """Times the kernels, where it was not done yet; what is recorded for it is taken back.
-
-        Returns:
-            Whether they are timed: it is put off while threads of the user's run, as what they record meanwhile would
-            be taken back too.
-        """
+    def measure(self) -> None:
+        """Times the kernels, where it was not done yet."""
         if self.fast_s:
-            return True
-        if _others_run():
-            return False
-        relu = general.functional(aten.relu.default)
-        quick = fast.functional(op_of(aten.relu.default), relu)
-        twin = functional_twin(aten._foreach_add_.Scalar)
-        assert twin is not None
-        listed = general.in_place(aten._foreach_add_.Scalar, twin)
-        with torch.no_grad(), lock:
-            tensors = [torch.empty(2, device=LazyTensor.device_type) for _ in range(_TENSORS)]  # type: ignore[attr-defined]
-            fast_s = _time_of(lambda: quick(tensors[0]), tensors[:1])
-            few = _time_of(lambda: listed(tensors[:1], 1.0), tensors[:1])
-            many = _time_of(lambda: listed(tensors, 1.0), tensors)
-        tensor_s = max(0.0, (many - few) / (2 * (_TENSORS - 1)))  # each is an operand and a result
-        self.general_s, self.tensor_s = max(0.0, few - 2 * tensor_s), tensor_s
-        self.fast_s = fast_s
-        return True
+            return
+        trace = Trace()
+        quick, slow, listed = _kernels(trace)
+        tensors = [_tensor() for _ in range(_TENSORS)]
+        self.general_s = _time_of(trace, lambda: slow(tensors[0]))
+        few = _time_of(trace, lambda: listed(tensors[:1], 1.0))
+        many = _time_of(trace, lambda: listed(tensors, 1.0))
+        self.tensor_s = max(0.0, (many - few) / (2 * (_TENSORS - 1)))  # each is an operand and a result
+        self.list_s = few
+        self.fast_s = _time_of(trace, lambda: quick(tensors[0]))
 
     def of_path(self, last: Node) -> float:
         """Seconds for the ops on the path to a node, all of which were recorded before."""
+        self.measure()
         total, node = 0.0, last
         while node.parent is not None:
-            if fast.can_generate(node.op) and len(node.values) == 1:
-                total += self.fast_s
-            else:
-                tensors = sum(type(x) is Value for x in operands(node)) + len(node.values)
-                total += self.general_s + tensors * self.tensor_s
+            total += self._of_op(node.op, node)
             node = node.parent
         return total
 
+    def _of_op(self, op: Op, node: Node) -> float:
+        if fast.can_generate(op) and len(node.values) == 1:
+            return self.fast_s
+        more = max(0, sum(type(x) is Value for x in operands(node)) + len(node.values) - 2)
+        return (self.list_s if foreach.can_take(op) else self.general_s) + more * self.tensor_s
 
-def _others_run() -> bool:
-    """Whether there are threads that may record: not our own, nor those of torch, which wait outside of a backward."""
-    threads = [t for t in threading.enumerate() if t is not threading.current_thread()]
-    return any(not t.name.startswith("lazytpu") and type(t).__name__ != "_DummyThread" for t in threads)
+
+def _kernels(trace: Trace) -> tuple[Kernel, Kernel, Kernel]:
+    """A fast kernel of one tensor, a general one, and one that writes a list, which record into ``trace``."""
+    copies = _copies(trace, storage, promote, record, views, general, fast, foreach)
+    relu, add = op_of(aten.relu.default), aten._foreach_add_.Scalar
+    twin = functional_twin(add)
+    assert twin is not None
+    slow = copies[general]["functional"](aten.relu.default)
+    listed = copies[foreach]["in_place"](op_of(add, twin), copies[general]["in_place"](add, twin))
+    return copies[fast]["functional"](relu, slow), slow, listed
 
 
-def _time_of(call: Callable[[], Any], tensors: list[torch.Tensor]) -> float:
-    """Seconds that a kernel takes for an op on these tensors that was recorded before."""
-    mark = trace.mark()
+def _copies(trace: Trace, *modules: ModuleType) -> dict[ModuleType, dict[str, Any]]:
+    """Modules to their names, with functions in place of theirs that use another trace, and each other."""
+    lock = threading.RLock()
+    copies = {module: dict(vars(module)) for module in modules}
+    of_name = {module.__name__: names for module, names in copies.items()}
+    for names in copies.values():
+        names |= {name: _copy(f, of_name) for name, f in names.items() if type(f) is FunctionType}
+        ours = {"trace": trace, "lock": lock, "watchers": [], "after_write": [], "cut_oversized": lambda: None}
+        names |= {name: x for name, x in ours.items() if name in names}
+    # what was imported from another of the modules, too
+    for names in copies.values():
+        for name, f in names.items():
+            home = of_name.get(getattr(f, "__module__", ""))
+            if type(f) is FunctionType and home is not None and f.__globals__ is not home:
+                names[name] = home[f.__name__]
+    return copies
+
+
+def _copy(f: FunctionType, of_name: dict[str, dict[str, Any]]) -> FunctionType:
+    """A function whose globals are the copied ones; itself where its module has none."""
+    names = of_name.get(f.__module__)
+    if names is None or f.__closure__ is not None:
+        return f
+    made = FunctionType(f.__code__, names, f.__name__, f.__defaults__)
+    made.__kwdefaults__ = f.__kwdefaults__
+    return made
+
+
+def _tensor() -> torch.Tensor:
+    """A small tensor with contents that nobody looks at."""
+    return make(storage.new_storage(root_layout((2,), (1,), torch.float32), object()))
+
+
+def _time_of(trace: Trace, call: Callable[[], Any]) -> float:
+    """Seconds that a kernel takes for an op that was recorded before."""
     best = float("inf")
     made = []
-    try:
-        storages = [storage_of(cell_of(t)) for t in tensors]
-        values = [load(storage) for storage in storages]
-        start = trace.cursor
-        for i in range(_ROUNDS + 1):
-            trace.cursor = start
-            for storage, value in zip(storages, values, strict=True):
-                storage.value = value
-            began = time.perf_counter()
-            for _ in range(_CHAIN):
-                made.append(call())
-            if i:  # the first round makes the nodes
-                best = min(best, time.perf_counter() - began)
-    finally:
-        for storage in trace.rewind(mark):
-            storage.value, storage.step, storage.dirty = None, 0, 0
+    for i in range(_ROUNDS + 1):
+        trace.next_step()
+        trace.pending.clear()
+        call()  # loads its operands
+        began = time.perf_counter()
+        for _ in range(_CHAIN):
+            made.append(call())
+        if i:  # the first round makes the nodes
+            best = min(best, time.perf_counter() - began)
     return best / _CHAIN
 
 
@@ -107,4 +141,4 @@ _pace = _Pace()
 
 def register() -> None:
     """Lets the ledger ask here."""
-    ledger.use_pace(_pace.measure, _pace.of_path)
+    ledger.use_pace(_pace.of_path)

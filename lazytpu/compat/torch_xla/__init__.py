@@ -15,8 +15,7 @@ from lazytpu.compat.torch_xla import _XLAC, backends, environment, runtime, stab
 from lazytpu.compat.torch_xla.core import xla_model as xm
 from lazytpu.compat.torch_xla.distributed import xla_multiprocessing
 from lazytpu.compat.torch_xla.stablehlo import save_as_stablehlo, save_torch_model_as_stablehlo
-
-__version__ = "2.9.0"  # whose names these are
+from lazytpu.compat.torch_xla.version import __version__
 
 __getattr__ = lacking.names_of(__name__)
 
@@ -126,6 +125,7 @@ xr = runtime
 
 __all__ = [
     "_XLAC",
+    "__version__",
     "backends",
     "compile",
     "device",

@@ -13,12 +13,15 @@ from typing import Any
 
 import torch
 
+from lazytpu.compat import lacking
 from lazytpu.export.arrays import from_npy, to_npy
 from lazytpu.export.files import serialized
 from lazytpu.export.loading import deserialized
 from lazytpu.export.program import StableHLOModule, stablehlo
 from lazytpu.export.signature import ArraySpec, Signature, as_dtype
 from lazytpu.export.tensorflow import save_as_saved_model
+
+__getattr__ = lacking.names_of(__name__)
 
 _NAME = "forward"
 

@@ -5,7 +5,7 @@ const $ = (id) => document.getElementById(id);
 const TABS = ["code", "modules", "drawing", "diff", "memory"];
 const PHASES = [
   ["python_s", "Python and torch", "#94a3b8"], ["recording_s", "recording", "#6366f1"], ["cutting_s", "cutting", "#a78bfa"],
-  ["lowering_s", "lowering", "#f59e0b"], ["compiling_s", "XLA", "#ef4444"], ["dispatching_s", "starting", "#14b8a6"],
+  ["lowering_s", "lowering", "#f59e0b"], ["compiling_s", "XLA", "#ef4444"], ["loading_s", "disk cache", "#f472b6"], ["dispatching_s", "starting", "#14b8a6"],
   ["waiting_s", "waiting", "#22c55e"], ["transferring_s", "transfers", "#0ea5e9"],
 ];
 const page = { run: null, parts: new Map(), current: null, charts: [], panes: null, drawing: null };
@@ -51,7 +51,7 @@ function showRun() {
   const rows = run.graphs.map((g) => ({ ...g, why: g.cause.text, at: g.cause.at, seconds: (g.lower_s || 0) + (g.compile_s || 0), peak: g.memory.peak_bytes }));
   const made = table("graph-table", rows, [
     { title: "", field: "number", width: 56, hozAlign: "right" },
-    { title: "compiled because", field: "why", minWidth: 170, widthGrow: 3, tooltip: true }, { title: "at", field: "at", widthGrow: 1, minWidth: 96, tooltip: true, formatter: (c) => `<span class="mono">${escapeHtml(c.getValue())}</span>` },
+    { title: "compiled because", field: "why", minWidth: 170, widthGrow: 3, tooltip: true }, { title: "at", field: "at", widthGrow: 1, minWidth: 146, tooltip: true, formatter: (c) => `<span class="mono">${escapeHtml(c.getValue())}</span>` },
     number("ops", "ops", (n) => n, 74), number("FLOPs", "flops", (n) => amount(n), 84), number("bytes", "bytes", bytes, 84),
     number("peak", "peak", bytes, 84), number("compile", "seconds", seconds, 84), number("runs", "runs", (n) => n ?? "–", 64), number("one run", "run_s", seconds, 94),
   ]);
@@ -91,7 +91,7 @@ function drawTimeline() {
   const highest = Math.max(...steps.map((s) => s.total_s)), max = rounded(fit && top ? top : highest * 1.05);
   const series = PHASES.map(([field, name, color]) => ({ name, type: "bar", stack: "step", color, barMaxWidth: 26, emphasis: { focus: "series" }, data: steps.map((s) => 1e3 * (s[field] || 0)) }));
   const compiled = steps.map((s, i) => [i, s]).filter(([, s]) => s.compiles), more = steps.map((s, i) => [i, s]).filter(([, s]) => s.cuts > 1 || s.fallbacks);
-  series.push({ name: "compiled", type: "scatter", symbol: "triangle", symbolSize: 11, color: "#ef4444", data: compiled.map(([i]) => [i, 0.97e3 * max]), z: 5 });
+  series.push({ name: "compiled", type: "scatter", symbol: "triangle", symbolSize: 12, itemStyle: { color: "#ef4444", borderColor: "#fff", borderWidth: 1.5 }, data: compiled.map(([i]) => [i, 0.97e3 * max]), z: 5 });
   series.push({ name: "cut more than once", type: "scatter", symbol: "diamond", symbolSize: 10, color: "#d946ef", data: more.map(([i]) => [i, 0.91e3 * max]), z: 5 });
   chart.setOption({
     animation: false, textStyle: { fontFamily: "inherit" }, grid: { left: 64, right: 18, top: 40, bottom: steps.length > 40 ? 66 : 32 },
@@ -101,7 +101,7 @@ function drawTimeline() {
     yAxis: { type: "value", max: 1e3 * max, axisLabel: { color: ink, formatter: (v) => (v ? seconds(v / 1e3).replace(/\.?0+ /, " ") : "0") }, splitLine: { lineStyle: { color: line } } },
     dataZoom: steps.length > 40 ? [{ type: "inside" }, { type: "slider", height: 20, bottom: 12 }] : [{ type: "inside" }], series,
   });
-  $("steps-hint").textContent = fit && top && highest > max ? "bars of steps that compiled, and wrote the dump, are cut off" : "";
+  $("steps-hint").textContent = fit && top && highest > max ? "bars of steps that compiled are cut off" : "";
 }
 
 /** The next larger number of two digits, for the end of an axis. */

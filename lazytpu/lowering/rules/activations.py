@@ -9,7 +9,8 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
-from lazytpu.lowering.rules.operands import cast, compute_dtype, operand, operands, pointwise
+from lazytpu.lowering.rules import complex_functions
+from lazytpu.lowering.rules.operands import cast, compute_dtype, operand, operands, pointwise, quotient, rounding
 
 aten = torch.ops.aten
 
@@ -29,6 +30,11 @@ def _where(condition, x, y):
 
 def _conj(x):
     return lax.conj(x) if jnp.iscomplexobj(x) else x
+
+
+def _sigmoid_backward(out, grad, y):
+    r, (grad, y) = rounding(out.dtype if out.dtype == jnp.float16 else None), operands(out, grad, y)
+    return cast(r(grad * r(_conj(1 - y))) * _conj(y), out.dtype)
 
 
 def _silu_grad(grad, x):
@@ -55,24 +61,24 @@ def _shrink_grad(grad, x, width):
 
 
 def _softshrink(x, width):
-    """Towards zero by ``width``; ``x * 0`` keeps the NaN of x."""
-    return _where(x > width, x - width, _where(x < -width, x + width, x * 0))
+    """Towards zero by ``width``."""
+    return _where(x > width, x - width, _where(x < -width, x + width, _where(x != x, x, 0)))
 
 
 def _hardswish_grad(grad, x):
-    return _where(x <= -3, 0, _where(x >= 3, grad, grad * (x / 3 + 0.5)))
+    return _where(x <= -3, 0, _where(x >= 3, grad, grad * (quotient(x, lax.full_like(x, 3)) + 0.5)))
 
 
 lowers_each(
     {
         aten.relu.default: pointwise(_relu),
         aten.sigmoid.default: pointwise(lax.logistic),
-        aten.tanh.default: pointwise(lax.tanh),
+        aten.tanh.default: pointwise(complex_functions.tanh),
         aten.silu.default: pointwise(lambda x: x * lax.logistic(x)),
         aten.mish.default: pointwise(lambda x: x * lax.tanh(_softplus(x))),
         aten.hardsigmoid.default: pointwise(lambda x: lax.clamp(cast(0, x.dtype), x + 3, cast(6, x.dtype)) / 6),
         aten.hardswish.default: pointwise(lambda x: x * lax.clamp(cast(0, x.dtype), x + 3, cast(6, x.dtype)) / 6),
-        aten.sigmoid_backward.default: pointwise(lambda grad, y: grad * _conj(1 - y) * _conj(y)),
+        aten.sigmoid_backward.default: _sigmoid_backward,
         aten.tanh_backward.default: pointwise(lambda grad, y: grad * _conj(1 - y * y)),
         aten.silu_backward.default: pointwise(_silu_grad),
         aten.mish_backward.default: pointwise(_mish_grad),
@@ -86,6 +92,11 @@ lowers_each(
     }
 )
 lowers(aten.threshold_backward.default, dynamic="threshold")(pointwise(lambda g, x, limit: _where(x <= limit, 0, g)))
+
+
+def _exact(out, *xs):
+    """Operands of which numbers are not made halves before float32 is computed in."""
+    return operands(out, *xs, dtype=compute_dtype(out.dtype))
 
 
 @lowers(aten.hardtanh.default)
@@ -102,18 +113,18 @@ def hardshrink(out, x, lambd=0.5):
 
 @lowers(aten.softshrink.default, dynamic="lambd")
 def softshrink(out, x, lambd=0.5):
-    return cast(_softshrink(*operands(out, x, lambd)), out.dtype)
+    return cast(_softshrink(*_exact(out, x, lambd)), out.dtype)
 
 
 @lowers(aten.leaky_relu.default)
 def leaky_relu(out, x, negative_slope=0.01):
-    x, slope = operands(out, x, negative_slope)
+    x, slope = _exact(out, x, negative_slope)
     return cast(_where(x > 0, x, x * slope), out.dtype)
 
 
 @lowers(aten.leaky_relu_backward.default)
 def leaky_relu_backward(out, grad, x, negative_slope, self_is_result):
-    grad, x, slope = operands(out, grad, x, negative_slope)
+    grad, x, slope = _exact(out, grad, x, negative_slope)
     return cast(_where(x > 0, grad, grad * slope), out.dtype)
 
 
@@ -125,39 +136,39 @@ def prelu_backward(out, grad, x, weight):
 
 @lowers(aten.rrelu_with_noise_backward.default)
 def rrelu_with_noise_backward(out, grad, x, noise, lower, upper, training, self_is_result):
-    grad, x, noise, lower, upper = operands(out, grad, x, noise, lower, upper)
+    grad, x, noise, lower, upper = _exact(out, grad, x, noise, lower, upper)
     fixed = _where(x > 0, grad, grad * ((lower + upper) / 2))
     return cast(_where(upper - lower > 1e-6, grad * noise, fixed) if training else fixed, out.dtype)
 
 
 @lowers(aten.elu.default)
 def elu(out, x, alpha=1, scale=1, input_scale=1):
-    x, alpha, scale, input_scale = operands(out, x, alpha, scale, input_scale)
+    x, alpha, scale, input_scale = _exact(out, x, alpha, scale, input_scale)
     return cast(scale * _where(x < 0, alpha * lax.expm1(x * input_scale), x), out.dtype)
 
 
 @lowers(aten.celu.default, dynamic="alpha")
 def celu(out, x, alpha=1.0):
-    x, alpha = operands(out, x, alpha)
+    x, alpha = _exact(out, x, alpha)
     return cast(_where(x < 0, alpha * lax.expm1(x / alpha), x), out.dtype)
 
 
 @lowers(aten.elu_backward.default)
 def elu_backward(out, grad, alpha, scale, input_scale, is_result, x):
-    grad, alpha, scale, input_scale, x = operands(out, grad, alpha, scale, input_scale, x)
+    grad, alpha, scale, input_scale, x = _exact(out, grad, alpha, scale, input_scale, x)
     slope = x + alpha * scale if is_result else alpha * scale * lax.exp(x * input_scale)
-    return cast(grad * _where(x <= 0, input_scale * slope, scale), out.dtype)
+    return cast(grad * _where(x > 0, scale, input_scale * slope), out.dtype)
 
 
 @lowers(aten.softplus.default)
 def softplus(out, x, beta=1, threshold=20):
-    x, beta, threshold = operands(out, x, beta, threshold)
+    x, beta, threshold = _exact(out, x, beta, threshold)
     return cast(_where(x * beta > threshold, x, _softplus(x * beta) / beta), out.dtype)
 
 
 @lowers(aten.softplus_backward.default)
 def softplus_backward(out, grad, x, beta, threshold):
-    grad, x, beta, threshold = operands(out, grad, x, beta, threshold)
+    grad, x, beta, threshold = _exact(out, grad, x, beta, threshold)
     return cast(_where(x * beta > threshold, grad, grad * lax.logistic(x * beta)), out.dtype)
 
 
@@ -173,26 +184,29 @@ def log_sigmoid_forward(out, x):
 @lowers(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(out, grad, x, buffer):
     grad, x = operands(out, grad, x)
-    return cast(grad * lax.logistic(-x), out.dtype)
+    small = rounding(out.dtype)(lax.exp(-lax.abs(x)))  # which eager has saved
+    slope = small / (1 + small)
+    return cast(grad * _where(x < 0, 1 - slope, slope), out.dtype)
 
 
-def _gelu_tanh(x):
-    return lax.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
+def _gelu_share(x):
+    """``(1 + tanh(u)) / 2`` for the u of the approximation, which does not cancel where that is near 0."""
+    return lax.logistic(2 * _TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
 
 
 @lowers(aten.gelu.default)
 def gelu(out, x, *, approximate="none"):
     x = operand(x, out)
-    cdf = _gelu_tanh(x) if approximate == "tanh" else lax.erf(x * _SQRT_HALF)
-    return cast(0.5 * x * (1 + cdf), out.dtype)
+    share = _gelu_share(x) if approximate == "tanh" else 0.5 * (1 + lax.erf(x * _SQRT_HALF))
+    return cast(x * share, out.dtype)
 
 
 @lowers(aten.gelu_backward.default)
 def gelu_backward(out, grad, x, *, approximate="none"):
     grad, x = operands(out, grad, x)
     if approximate == "tanh":
-        t = _gelu_tanh(x)
-        slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (_TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x))
+        s = _gelu_share(x)
+        slope = s + x * s * (1 - s) * (2 * _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x))
     else:
         density = lax.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
         slope = 0.5 * (1 + lax.erf(x * _SQRT_HALF)) + x * density
@@ -215,9 +229,9 @@ def glu(out, x, dim=-1):
 @lowers(aten.glu_backward.default)
 def glu_backward(out, grad, x, dim):
     a, b = _halves(x, dim)
-    s = lax.logistic(b)
+    s = rounding(out.dtype)(lax.logistic(b))
     grad = cast(grad, s.dtype)
-    parts = [grad * s, grad * a * s * (1 - s)]
+    parts = [grad * s, (1 - s) * s * a * grad]
     return cast(lax.concatenate(parts, dim % x.ndim), out.dtype)
 
 

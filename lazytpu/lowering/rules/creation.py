@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
-from lazytpu.lowering.rules.operands import cast, is_complex, is_floating, spread
+from lazytpu.lowering.rules.operands import cast, is_complex, is_floating, is_integral, spread
 
 aten = torch.ops.aten
 
@@ -67,7 +67,8 @@ lowers_each(
 
 def _evenly(out, start, end, dtype):
     """``out.shape[0]`` numbers from ``start`` to ``end``; each half counts from its own end, as eager does."""
-    start, end = cast(start, dtype), cast(end, dtype)
+    ends = (cast(x, out.dtype) if is_integral(out.dtype) else x for x in (start, end))
+    start, end = (cast(x, dtype) for x in ends)
     steps = out.shape[0]
     if steps <= 1:
         return spread(start, out.shape)

@@ -1,89 +1,212 @@
 """Sampling an image or a volume at the points of a grid.
 
 Coordinates of a grid run from -1 to 1, width first.  The gradient is that of the formulas below, which
-are written so that it is torch's also where they bend: zero at and beyond a clipped border.
+are written so that it is torch's also where they bend: zero at and beyond a clipped border.  The CPU rounds
+half precision after each operation, coordinates too, and computes an image and a volume by different formulas;
+both decide which element is read.
 """
 
 import itertools
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype
-from lazytpu.lowering.rules.upsampling import cubic
+from lazytpu.lowering.rules.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
 
 BILINEAR, NEAREST, BICUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
+A = -0.75  # of the bicubic kernel
 
 
-def _unnormalized(x, size, align_corners):
-    return (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
+def _unnormalized(x, size, align_corners, volume, r):
+    """The coordinate in elements; ``r`` rounds to the dtype of the tensors, as everywhere below."""
+    x = r(x + 1)
+    if volume:
+        return r(x / 2 * _number(size - 1, r)) if align_corners else r(r(x * _number(size, r)) - 1) / 2
+    x = r(x * _number((size - align_corners) / 2, r))
+    return x if align_corners else r(x - 0.5)
 
 
-def _clipped(x, size):
-    return jnp.where(x <= 0, 0, jnp.where(x >= size - 1, size - 1, x))
+def _number(x, r):
+    return r(jnp.asarray(x, jnp.float32)) if r is not _exact else x
 
 
-def _reflected(x, size, align_corners):
+def _exact(x):
+    return x
+
+
+def _clipped(x, size, volume):
+    x = jnp.where(x <= 0, 0, jnp.where(x >= size - 1, size - 1, x))
+    return jnp.where(jnp.isnan(x), size - 1 if volume else 0, x)
+
+
+def _reflected(x, size, align_corners, volume, r):
     """Mirrored at the first and last element, or with ``align_corners`` off at their outer edges."""
     low, span = (0.0, size - 1) if align_corners else (-0.5, size)
     if span == 0:
         return jnp.zeros_like(x)
-    x = x - low
+    x = r(x - low)
     x = jnp.where(x < 0, -x, x)
-    rest = x - span * jnp.floor(x / span)
-    return jnp.where(jnp.floor(x / span) % 2 == 0, rest, span - rest) + low
+    period = _number(span if volume else 2 * span, r)
+    periods = lax.stop_gradient(jnp.floor(r(x / period)))
+    rest = r(x - r(periods * period))
+    other = r(period - rest)
+    return r((jnp.where(periods % 2 == 0, rest, other) if volume else jnp.where(rest > other, other, rest)) + low)
 
 
-def _padded(x, size, padding, align_corners):
+def _padded(x, size, padding, align_corners, volume, r):
     if padding == REFLECTION:
-        x = _reflected(x, size, align_corners)
-    return x if padding == ZEROS else _clipped(x, size)
+        x = _reflected(x, size, align_corners, volume, r)
+    return x if padding == ZEROS else _clipped(x, size, volume)
 
 
-def _read(flat, spatial, coordinates):
-    """Elements of ``flat`` [batch, channel, element] at whole ``coordinates``; zero off the image."""
+def _read(flat, spatial, coordinates, r):
+    """Elements of ``flat`` [batch, channel, element] at whole ``coordinates``, zero off the image; which are on it."""
     inside, at = True, 0
     for x, size in zip(coordinates, spatial, strict=True):
         inside = inside & (x >= 0) & (x <= size - 1)
         at = at * size + jnp.clip(jnp.nan_to_num(x), 0, size - 1).astype(jnp.int32)
     values = jnp.take_along_axis(flat, at.reshape(len(flat), 1, -1), 2, mode="clip")
-    return jnp.where(inside.reshape(len(flat), 1, -1), values, 0)
+    inside = inside.reshape(len(flat), 1, -1)
+    return r(jnp.where(inside, values, 0)), inside  # the rounding is of the gradient's
 
 
-def _sample(x, grid, mode, padding, align_corners):
+def _sum(terms, r):
+    return reduce(lambda a, b: r(a + b), terms)
+
+
+def _cubic(t, r):
+    """The weights of the four elements about a point that is ``t`` right of the second."""
+
+    def near(x):
+        return r(r(r(r(r((A + 2) * x) - (A + 3)) * x) * x) + 1)
+
+    def far(x):
+        return r(r(r(r(r(r(A * x) - 5 * A) * x) + 8 * A) * x) - 4 * A)
+
+    return far(r(t + 1)), near(t), near(r(1 - t)), far(r(2 - t))
+
+
+def _cubic_slopes(t, r):
+    """The derivatives of these weights by ``t``."""
+
+    def near(x):
+        return r(r(r(3 * (A + 2) * x) - 2 * (A + 3)) * x)
+
+    def far(x):
+        return r(r(r(r(3 * A * x) - 10 * A) * x) + 8 * A)
+
+    return far(r(t + 1)), near(t), -near(r(1 - t)), -far(r(2 - t))
+
+
+def _points(grid, spatial, mode, padding, align_corners, r):
+    """The coordinate of each point in each dimension, in elements."""
+    volume, found = len(spatial) == 3, []
+    for i, size in enumerate(spatial):
+        p = _unnormalized(grid[..., -1 - i].reshape(len(grid), 1, -1), size, align_corners, volume, r)
+        found.append(p if mode == BICUBIC else _padded(p, size, padding, align_corners, volume, r))
+    return found
+
+
+def _corners(flat, spatial, points, r):
+    """Of each element about each point: the weights by dimension, the value, and whether it is on the image."""
+    volume, low = len(spatial) == 3, [lax.stop_gradient(jnp.floor(p)) for p in points]
+    right = [r(p - f) for p, f in zip(points, low, strict=True)]
+    left = [r(f + 1 - p) if volume else r(1 - t) for p, f, t in zip(points, low, right, strict=True)]
+    for corner in itertools.product((0, 1), repeat=len(spatial)):
+        sides = [(right if o else left)[i] for i, o in enumerate(corner)]
+        values, inside = _read(flat, spatial, [f + o for f, o in zip(low, corner, strict=True)], r)
+        yield corner, sides, values, inside
+
+
+def _sixteen(flat, spatial, points, padding, align_corners, r):
+    """The elements about each point of an image, by row and column, and where in its middle cell the point is."""
+    low = [lax.stop_gradient(jnp.floor(p)) for p in points]
+
+    def read(*offsets):
+        places = [r(f + o) for f, o in zip(low, offsets, strict=True)]
+        places = [_padded(p, size, padding, align_corners, False, r) for p, size in zip(places, spatial, strict=True)]
+        return _read(flat, spatial, [jnp.trunc(p) for p in places], r)[0]
+
+    values = [[read(i, j) for j in range(-1, 3)] for i in range(-1, 3)]
+    return values, [r(p - f) for p, f in zip(points, low, strict=True)]
+
+
+def _sample(x, grid, mode, padding, align_corners, r):
     """``x`` [batch, channel, *spatial] at ``grid`` [batch, *points, dimension]."""
     spatial, flat = x.shape[2:], x.reshape(*x.shape[:2], -1)
-    points = [_unnormalized(grid[..., -1 - i], size, align_corners) for i, size in enumerate(spatial)]
-    if mode != BICUBIC:
-        points = [_padded(p, size, padding, align_corners) for p, size in zip(points, spatial, strict=True)]
+    points = _points(grid, spatial, mode, padding, align_corners, r)
     if mode == NEAREST:
-        y = _read(flat, spatial, [jnp.round(p) for p in points])
-        return y.reshape(*x.shape[:2], *grid.shape[1:-1])
-    offsets = (-1, 0, 1, 2) if mode == BICUBIC else (0, 1)
-    low = [jax.lax.stop_gradient(jnp.floor(p)) for p in points]
-    total = 0
-    for corner in itertools.product(offsets, repeat=len(spatial)):
-        places, weight = [], 1
-        for p, f, o, size in zip(points, low, corner, spatial, strict=True):
-            distance = jnp.where(o > 0, f + o - p, p - f - o)
-            weight = weight * (cubic(distance, -0.75) if mode == BICUBIC else 1 - distance)
-            places.append(_padded(f + o, size, padding, align_corners) if mode == BICUBIC else f + o)
-        # Reflecting a whole number at a half can leave it a rounding error away from whole.
-        total = total + _read(flat, spatial, [jnp.round(q) for q in places]) * weight.reshape(len(flat), 1, -1)
+        total, _ = _read(flat, spatial, [jnp.round(p) for p in points], r)
+    elif mode == BICUBIC:
+        values, (down, across) = _sixteen(flat, spatial, points, padding, align_corners, r)
+        rows = [_dot(_cubic(across, r), row, r) for row in values]
+        total = _dot(_cubic(down, r), rows, r)
+    else:
+        terms = []
+        for _, sides, values, inside in _corners(flat, spatial, points, r):
+            term = r(values * reduce(lambda a, b: r(a * b), reversed(sides)))
+            terms.append(term if len(spatial) == 2 else jnp.where(inside, term, 0))  # off a volume not even NaN counts
+        total = _sum(terms, r)
     return total.reshape(*x.shape[:2], *grid.shape[1:-1])
+
+
+def _dot(weights, values, r):
+    return _sum([r(w * v) for w, v in zip(weights, values, strict=True)], r)
+
+
+def _slopes(grad, x, points, mode, padding, align_corners, r):
+    """For each dimension what adds up, term by term and channel by channel, to the gradient of the coordinates."""
+    spatial, flat, grad = x.shape[2:], x.reshape(*x.shape[:2], -1), grad.reshape(*x.shape[:2], -1)
+    if mode == BICUBIC:
+        values, (down, across) = _sixteen(flat, spatial, points, padding, align_corners, r)
+        weights, slopes = (_cubic(down, r), _cubic(across, r)), (_cubic_slopes(down, r), _cubic_slopes(across, r))
+        pairs = [(j, i, r(values[j][i] * grad)) for i in range(4) for j in range(4)]
+        return (
+            [r(r(v * slopes[0][j]) * weights[1][i]) for j, i, v in pairs],
+            [r(r(v * slopes[1][i]) * weights[0][j]) for j, i, v in pairs],
+        )
+    corners = list(_corners(flat, spatial, points, r))
+    if len(spatial) == 3:
+        terms = [[], [], []]
+        for corner, sides, values, inside in corners:
+            for i in range(3):
+                others = [sides[k] for k in (2, 1, 0) if k != i]
+                term = r(reduce(lambda a, b: r(a * b), others, values) * grad)
+                terms[i].append(jnp.where(inside, term if corner[i] else -term, 0))
+        return terms
+    (_, (s, e), nw, _), (_, (_, w), ne, _), (_, (n, _), sw, _), (_, _, se, _) = corners
+    return (
+        [r(r(r(r(sw - nw) * e) + r(r(se - ne) * w)) * grad)],
+        [r(r(r(r(ne - nw) * s) + r(r(se - sw) * n)) * grad)],
+    )
+
+
+def _added(terms, r):
+    """The sum of ``terms`` [batch, channel, point] over the channels, rounded as often as the CPU does."""
+    if r is _exact:
+        return sum(terms).sum(1, keepdims=True)
+    by_channel = jnp.moveaxis(jnp.stack(terms), 2, 0)
+    start = jnp.zeros_like(by_channel[0, 0])
+    return lax.scan(lambda total, some: (_sum([total, *some], r), None), start, by_channel)[0][:, None]
+
+
+def _rounding(dtype):
+    return _exact if compute_dtype(dtype) == dtype else partial(rounded, dtype=dtype)
 
 
 @lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default, aten._grid_sampler_2d_cpu_fallback.default)
 def grid_sampler(out, x, grid, interpolation_mode, padding_mode, align_corners):
     if 0 in out.shape:
         return jnp.zeros(out.shape, out.dtype)
-    dtype = compute_dtype(x.dtype)
-    y = _sample(x.astype(dtype), grid.astype(dtype), interpolation_mode, padding_mode, align_corners)
+    dtype, r = compute_dtype(x.dtype), _rounding(x.dtype)
+    y = _sample(x.astype(dtype), grid.astype(dtype), interpolation_mode, padding_mode, align_corners, r)
     return y.astype(out.dtype)
 
 
@@ -93,14 +216,18 @@ def grid_sampler_backward(
 ):
     if 0 in grad.shape:
         return jnp.zeros_like(x) if output_mask[0] else None, jnp.zeros_like(grid)
-    dtype = compute_dtype(x.dtype)
+    dtype, r = compute_dtype(x.dtype), _rounding(x.dtype)
 
-    def sample(x, grid):
-        return _sample(x, grid, interpolation_mode, padding_mode, align_corners)
-
-    _, pull = jax.vjp(sample, x.astype(dtype), grid.astype(dtype))
-    of_x, of_grid = pull(grad.astype(dtype))
-    return of_x.astype(out[0].dtype) if output_mask[0] else None, of_grid.astype(out[1].dtype)
+    how = interpolation_mode, padding_mode, align_corners, r
+    x, grid, grad = x.astype(dtype), grid.astype(dtype), grad.astype(dtype)
+    of_x = None
+    if output_mask[0]:
+        of_x = jax.vjp(lambda x: _sample(x, grid, *how), x)[1](grad)[0].astype(out[0].dtype)
+    if interpolation_mode == NEAREST:
+        return of_x, jnp.zeros(out[1].shape, out[1].dtype)
+    points, pull = jax.vjp(lambda grid: _points(grid, x.shape[2:], *how), grid)
+    (of_grid,) = pull([_added(terms, r) for terms in _slopes(grad, x, points, *how)])
+    return of_x, of_grid.astype(out[1].dtype)
 
 
 lowers(aten._grid_sampler_2d_cpu_fallback_backward.default)(grid_sampler_backward)

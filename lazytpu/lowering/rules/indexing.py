@@ -13,6 +13,7 @@ import torch
 from jax import lax
 
 from ..registry import lowers
+from .operands import cast
 from .shape import axis_of
 
 aten = torch.ops.aten
@@ -221,12 +222,12 @@ def scatter_along(x, dim, index, source, how="set"):
 
 @lowers(aten.scatter.src, aten.scatter.value)
 def scatter(out, x, dim, index, source):
-    return scatter_along(x, dim, index, jnp.asarray(source))
+    return scatter_along(x, dim, index, cast(source, x.dtype))
 
 
 @lowers(aten.scatter.reduce, aten.scatter.value_reduce)
 def scatter_with(out, x, dim, index, source, *, reduce):
-    return scatter_along(x, dim, index, jnp.asarray(source), reduce)
+    return scatter_along(x, dim, index, cast(source, x.dtype), reduce)
 
 
 @lowers(aten.scatter_add.default)
@@ -307,12 +308,12 @@ def index_copy(out, x, dim, index, source):
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(out, x, dim, index, value):
-    return _rows(x, dim, index, lax.convert_element_type(value, x.dtype), "set")
+    return _rows(x, dim, index, cast(value, x.dtype), "set")
 
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(out, x, mask, value):
-    value = lax.convert_element_type(value, out.dtype)
+    value = cast(value, out.dtype)
     if mask.shape == x.shape == out.shape:
         return lax.select(mask, lax.broadcast(value, out.shape), x)
     return jnp.where(mask, value, jnp.broadcast_to(x, out.shape))

@@ -7,7 +7,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype, rounded
+from lazytpu.lowering.rules.operands import compute_dtype, operands, rounded, rounding
 
 aten = torch.ops.aten
 
@@ -69,49 +69,62 @@ def nll_loss_backward(out, grad, x, target, weight, reduction, ignore_index, tot
     return jnp.where(here, jnp.expand_dims(value, dim), 0).astype(out.dtype)
 
 
-def _pointwise_loss(forward, backward, loss, slope, dynamic=""):
-    """Registers a loss of ``loss(x, target, *extra)`` an element, and its ``slope`` by ``x``.
+def _pointwise_loss(op, loss, dynamic="", exact=()):
+    """Registers a loss of ``loss(r, x, target, *extra)`` an element.
 
-    The forward op takes its extra argument after the reduction and may leave it out; torch's default is 1.
+    ``r`` rounds as the CPU does after each step in half precision, but for the dtypes that are ``exact``.  The op takes
+    its extra argument after the reduction and may leave it out; torch's default is 1.
     """
 
     def rule(out, x, target, reduction=MEAN, *extra):
         x, target, *extra = (jnp.asarray(t).astype(compute_dtype(out.dtype)) for t in (x, target, *extra))
-        return reduced(out, loss(x, target, *extra), reduction)
+        r = rounding(None if out.dtype in exact else out.dtype)
+        return reduced(out, rounding(out.dtype)(loss(r, x, target, *map(r, extra))), reduction)
 
-    def gradient(out, grad, x, target, reduction, *extra):
-        x, target, *extra = (jnp.asarray(t).astype(compute_dtype(out.dtype)) for t in (x, target, *extra))
-        return reduced_gradient(out, grad, slope(x, target, *extra), reduction)
-
-    lowers(forward, dynamic=dynamic)(rule)
-    lowers(backward, dynamic=dynamic)(gradient)
+    lowers(op, dynamic=dynamic)(rule)
 
 
-def _smooth_l1(x, target, beta=1.0):
-    z = jnp.abs(x - target)
-    return jnp.where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta)
+def _smooth_l1(r, x, target, beta=1.0):
+    z = jnp.abs(r(x - target))
+    return jnp.where(z < beta, r(r(0.5 * z) * z) / beta, z - r(0.5 * beta))
 
 
-def _smooth_l1_slope(x, target, beta=1.0):
+def _huber(r, x, target, delta=1.0):
+    z = jnp.abs(r(x - target))
+    return jnp.where(z <= delta, r(0.5 * z) * z, delta * r(z - r(0.5 * delta)))
+
+
+_pointwise_loss(aten.mse_loss.default, lambda r, x, t: jnp.square(r(x - t)))
+_pointwise_loss(aten.smooth_l1_loss.default, _smooth_l1, "beta", exact=(jnp.bfloat16,))
+_pointwise_loss(aten.huber_loss.default, _huber, "delta", exact=(jnp.float16,))
+
+
+def _share(factor, x, reduction):
+    """``factor``, over the number of elements for a mean."""
+    return jnp.asarray(factor / x.size if reduction == MEAN else factor, x.dtype)
+
+
+@lowers(aten.mse_loss_backward.default)
+def mse_loss_backward(out, grad, x, target, reduction):
+    r, (grad, x, target) = rounding(out.dtype), operands(out, grad, x, target)
+    return (r(r(_share(2, x, reduction)) * r(x - target)) * grad).astype(out.dtype)
+
+
+@lowers(aten.smooth_l1_loss_backward.default, dynamic="beta")
+def smooth_l1_loss_backward(out, grad, x, target, reduction, beta):
+    x, target, beta = operands(out, x, target, beta, dtype=compute_dtype(out.dtype))
     d = x - target
-    return jnp.where(d <= -beta, -1, jnp.where(d >= beta, 1, d / beta)).astype(x.dtype)
+    slope = jnp.where(d <= -beta, -1, jnp.where(d >= beta, 1, d / beta)).astype(x.dtype)
+    return reduced_gradient(out, grad, slope, reduction)
 
 
-def _huber(x, target, delta=1.0):
-    z = jnp.abs(x - target)
-    return jnp.where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta))
-
-
-def _huber_slope(x, target, delta=1.0):
-    d = x - target
-    return jnp.where(d < -delta, -delta, jnp.where(d > delta, delta, d)).astype(x.dtype)
-
-
-_pointwise_loss(
-    aten.mse_loss.default, aten.mse_loss_backward.default, lambda x, t: (x - t) * (x - t), lambda x, t: 2 * (x - t)
-)
-_pointwise_loss(aten.smooth_l1_loss.default, aten.smooth_l1_loss_backward.default, _smooth_l1, _smooth_l1_slope, "beta")
-_pointwise_loss(aten.huber_loss.default, aten.huber_loss_backward.default, _huber, _huber_slope, "delta")
+@lowers(aten.huber_loss_backward.default, dynamic="delta")
+def huber_loss_backward(out, grad, x, target, reduction, delta):
+    r, (grad, x, target, delta) = rounding(out.dtype), operands(out, grad, x, target, delta)
+    norm, d = r(_share(1, x, reduction)), r(x - target)
+    outer = r(norm * delta) * grad
+    slope = jnp.where(d <= -delta, -outer, jnp.where(d >= delta, outer, r(norm * d) * grad))
+    return slope.astype(out.dtype)
 
 
 def _soft_margin(x, target):
@@ -156,8 +169,9 @@ def binary_cross_entropy_backward(out, grad, x, target, weight=None, reduction=M
 def binary_cross_entropy_with_logits(out, x, target, weight=None, pos_weight=None, reduction=MEAN):
     dtype = compute_dtype(out.dtype)
     x, target = x.astype(dtype), target.astype(dtype)
-    positive = jnp.log1p(jnp.exp(-jnp.abs(x))) + jnp.maximum(-x, 0)
+    r = rounding(out.dtype)
+    positive = r(jnp.log1p(jnp.exp(-jnp.abs(x))) + jnp.maximum(-x, 0))
     if pos_weight is not None:
-        positive = ((pos_weight.astype(dtype) - 1) * target + 1) * positive
-    loss = (1 - target) * x + positive
-    return reduced(out, loss if weight is None else loss * weight.astype(dtype), reduction)
+        positive = r(r(r(r(pos_weight.astype(dtype) - 1) * target) + 1) * positive)
+    loss = r(r(r(1 - target) * x) + positive)
+    return reduced(out, loss if weight is None else r(loss * weight.astype(dtype)), reduction)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -70,8 +71,15 @@ def spread(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def operand(x: Any, out: Any, dtype: Any = None) -> Any:
-    """``x`` in the dtype that ``out`` is computed in (or ``dtype``) and in its shape."""
-    return spread(cast(x, compute_dtype(out.dtype) if dtype is None else dtype), out.shape)
+    """``x`` in the dtype that ``out`` is computed in (or ``dtype``) and in its shape.
+
+    Without ``dtype`` it has the values of the dtype of ``out``: eager makes halves of numbers and wider tensors first.
+    """
+    if dtype is None:
+        dtype = compute_dtype(out.dtype)
+        if out.dtype in _HALF and getattr(x, "dtype", None) != out.dtype:
+            x = rounded(cast(x, dtype), out.dtype)
+    return spread(cast(x, dtype), out.shape)
 
 
 def operands(out: Any, *xs: Any, dtype: Any = None) -> list[Any]:
@@ -83,8 +91,26 @@ def rounded(x: Any, dtype: Any) -> Any:
     """``x`` with the values that the floating ``dtype`` can hold; a cast back and forth XLA would leave out."""
     if x.dtype == dtype:
         return x
+    if dtype == jnp.float16:
+        return _rounded_to_float16(x)
     info = jnp.finfo(dtype)
     return lax.reduce_precision(x, info.nexp, info.nmant)
+
+
+@jax.custom_vjp
+def _rounded_to_float16(x: Any) -> Any:
+    """XLA takes what is below the smallest normal number to zero; float16 counts on in steps of 2 ** -24 there."""
+    tiny, step = lax.full_like(x, 2.0**-14), lax.full_like(x, 2.0**-24)
+    whole = lax.round(x / step, lax.RoundingMethod.TO_NEAREST_EVEN) * step
+    return lax.select(lax.lt(lax.abs(x), tiny), whole, lax.reduce_precision(x, 5, 10))
+
+
+_rounded_to_float16.defvjp(lambda x: (_rounded_to_float16(x), None), lambda _, grad: (_rounded_to_float16(grad),))
+
+
+def rounding(dtype: Any) -> Callable[[Any], Any]:
+    """What eager does to the result of each step of a formula that it computes in the half type ``dtype``."""
+    return partial(rounded, dtype=dtype) if dtype in _HALF else lambda x: x
 
 
 def quotient(x: Any, y: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
+from lazytpu.lowering.rules import complex_functions
 from lazytpu.lowering.rules.operands import (
     cast,
     compute_dtype,
@@ -20,6 +21,7 @@ from lazytpu.lowering.rules.operands import (
     pointwise,
     quotient,
     rounded,
+    rounding,
     spread,
 )
 
@@ -37,18 +39,22 @@ def _scaled(x, alpha):
     return x if _is_one(alpha) else lax.mul(x, spread(cast(alpha, x.dtype), x.shape))
 
 
+def _alpha(alpha, out):
+    return alpha if _is_one(alpha) else rounding(out.dtype)(cast(alpha, compute_dtype(out.dtype)))
+
+
 @lowers(aten.add.Tensor, aten.add.Scalar)
 def add(out, x, y, alpha=1):
     x, y = operands(out, x, y)
     if out.dtype == bool:
         return lax.bitwise_or(x, y if _is_one(alpha) else lax.bitwise_and(y, operand(alpha, out)))
-    return cast(lax.add(x, _scaled(y, alpha)), out.dtype)
+    return cast(lax.add(x, _scaled(y, _alpha(alpha, out))), out.dtype)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def sub(out, x, y, alpha=1):
     x, y = operands(out, x, y)
-    return cast(lax.sub(x, _scaled(y, alpha)), out.dtype)
+    return cast(lax.sub(x, _scaled(y, _alpha(alpha, out))), out.dtype)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
@@ -56,35 +62,41 @@ def rsub(out, x, y, alpha=1):
     return sub(out, y, x, alpha)
 
 
+def _factor(x, out):
+    """The second operand of a product or quotient; one number counts as it is, and is not made a half first."""
+    return operand(x, out, compute_dtype(out.dtype) if getattr(x, "size", 1) == 1 else None)
+
+
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
 def mul(out, x, y):
-    x, y = operands(out, x, y)
+    x, y = operand(x, out), _factor(y, out)
     return lax.bitwise_and(x, y) if out.dtype == bool else cast(lax.mul(x, y), out.dtype)
 
 
-def _floor_quotient(x, y):
-    """Floor division as Python's divmod does it, which eager follows; exact where x / y is not."""
+def _floor_quotient(x, y, r):
+    """Floor division as Python's divmod does it, which eager follows; exact where x / y is not; ``r`` rounds steps."""
     if not is_floating(x.dtype):
         near = lax.div(x, y)
         inexact = lax.ne(lax.mul(near, y), x)
         opposite = lax.ne(lax.lt(x, lax.full_like(x, 0)), lax.lt(y, lax.full_like(y, 0)))
         return jnp.where(inexact & opposite, near - 1, near).astype(x.dtype)
     rest = lax.rem(x, y)
-    near = quotient(x - rest, y)
-    near = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), near - 1, near)
+    near = r(quotient(r(x - rest), y))
+    near = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), r(near - 1), near)
     whole = jnp.floor(near)
-    whole = jnp.where(near - whole > 0.5, whole + 1, whole)
+    whole = jnp.where(r(near - whole) > 0.5, r(whole + 1), whole)
     whole = jnp.where(near == 0, jnp.copysign(jnp.zeros((), x.dtype), x / y), whole)
     return jnp.where(y == 0, x / y, whole)
 
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div(out, x, y, rounding_mode=None):
-    x, y = operands(out, x, y)
+    r = rounding(out.dtype if getattr(y, "size", 1) != 1 else None)  # by one number eager divides in float32
+    x, y = operand(x, out), _factor(y, out)
     if rounding_mode == "floor":
-        return cast(_floor_quotient(x, y), out.dtype)
-    if rounding_mode == "trunc" and is_floating(out.dtype):  # eager rounds the quotient to a half type first
-        return cast(jnp.trunc(cast(rounded(quotient(x, y), out.dtype), x.dtype)), out.dtype)
+        return cast(_floor_quotient(x, y, r), out.dtype)
+    if rounding_mode == "trunc" and is_floating(out.dtype):
+        return cast(jnp.trunc(r(quotient(x, y))), out.dtype)
     return cast(quotient(x, y), out.dtype)
 
 
@@ -147,15 +159,16 @@ def _fixed_pow(x, n, dtype):
     if dtype == jnp.bfloat16 and n in (3, -2):  # the square is rounded by itself
         square = rounded(x * x, dtype)
         return square * x if n == 3 else 1 / square
-    if n in (1, 2, 3, 4):
-        return lax.integer_pow(x, int(n))
-    if n == 0.5 and (is_floating(x.dtype) or is_complex(x.dtype)):
-        return _sqrt(x)
-    if not is_floating(x.dtype):
+    if dtype == jnp.float16 and n in (0.5, -0.5):
         return None
-    if n == -0.5:
-        return 1 / lax.sqrt(x)
-    return 1 / lax.integer_pow(x, int(-n)) if n in (-1, -2) else None
+    if n in (1, 2, 3, 4):
+        return lax.integer_pow(x, int(n.real))
+    if not (is_floating(x.dtype) or is_complex(x.dtype)):
+        return None
+    if n in (0.5, -0.5):
+        root = complex_functions.sqrt(x)
+        return root if n == 0.5 else 1 / root
+    return 1 / lax.integer_pow(x, int(-n.real)) if n in (-1, -2) else None
 
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, dynamic="exponent")
@@ -168,30 +181,20 @@ def pow(out, x, n):
     n = operand(n, out)
     if is_floating(x.dtype):
         return cast(lax.pow(x, n), out.dtype)
-    return cast(_complex_pow(x, n) if is_complex(x.dtype) else _integer_pow(x, n), out.dtype)
-
-
-def _complex_pow(x, n):
-    power = jnp.where((x == 0) & (lax.real(n) > 0), jnp.zeros_like(x), lax.pow(x, n))
-    return jnp.where(n == 0, jnp.ones_like(x), power)
-
-
-def _sqrt(x):
-    root = lax.sqrt(x)
-    if not is_complex(x.dtype):
-        return root
-    return lax.complex(lax.real(root), jnp.copysign(lax.imag(root), lax.imag(x)))  # XLA forgets the sign of -0
+    return cast(complex_functions.power(x, n) if is_complex(x.dtype) else _integer_pow(x, n), out.dtype)
 
 
 def _sign(x):
     if is_complex(x.dtype):
-        return lax.sign(x)
+        return complex_functions.sgn(x)
     return cast(x > 0, x.dtype) - cast(x < 0, x.dtype) if x.dtype != bool else x
 
 
 def _abs(out, x):
     if out.dtype == bool or jnp.issubdtype(x.dtype, jnp.unsignedinteger):
         return x
+    if is_complex(x.dtype):
+        return complex_functions.absolute(x)
     return cast(lax.abs(cast(x, compute_dtype(x.dtype))), out.dtype)
 
 
@@ -211,9 +214,15 @@ def _ldexp(out, x, n):
     return mul(out, x, cast(lax.pow(lax.full_like(n, 2), n), kept))
 
 
-def _xlogy(x, y):
-    """x log y, 0 where x is 0 and y a number."""
-    return jnp.where(y != y, y, jnp.where(x == 0, jnp.zeros((), x.dtype), x * lax.log(y)))
+def times_log(log):
+    """The rule of ``x * log(y)``, 0 where x is 0 and y a number."""
+
+    def rule(out, x, y):
+        x, y = operands(out, x, y)
+        product = x * rounding(out.dtype)(log(y))
+        return cast(jnp.where(y != y, y, jnp.where(x == 0, jnp.zeros((), x.dtype), product)), out.dtype)
+
+    return rule
 
 
 lowers_each(
@@ -225,26 +234,26 @@ lowers_each(
         aten.sgn.default: pointwise(_sign),
         aten.reciprocal.default: pointwise(lambda x: 1 / x),
         aten.square.default: pointwise(lax.square),
-        aten.sqrt.default: pointwise(_sqrt),
-        aten.rsqrt.default: pointwise(lambda x: 1 / _sqrt(x)),
-        aten.exp.default: pointwise(lax.exp),
-        aten.exp2.default: pointwise(lax.exp2),
+        aten.sqrt.default: pointwise(complex_functions.sqrt),
+        aten.rsqrt.default: pointwise(lambda x: 1 / complex_functions.sqrt(x)),
+        aten.exp.default: pointwise(complex_functions.exp),
+        aten.exp2.default: pointwise(complex_functions.exp2),
         aten.expm1.default: pointwise(lax.expm1),
         aten.log.default: pointwise(lax.log),
         aten.log1p.default: pointwise(lax.log1p),
         aten.log2.default: pointwise(jnp.log2),
         aten.log10.default: pointwise(jnp.log10),
-        aten.sin.default: pointwise(lax.sin),
-        aten.cos.default: pointwise(lax.cos),
-        aten.tan.default: pointwise(lax.tan),
-        aten.asin.default: pointwise(lax.asin),
-        aten.acos.default: pointwise(lax.acos),
-        aten.atan.default: pointwise(lax.atan),
-        aten.sinh.default: pointwise(lax.sinh),
-        aten.cosh.default: pointwise(lax.cosh),
-        aten.asinh.default: pointwise(lax.asinh),
-        aten.acosh.default: pointwise(lax.acosh),
-        aten.atanh.default: pointwise(lax.atanh),
+        aten.sin.default: pointwise(complex_functions.sin),
+        aten.cos.default: pointwise(complex_functions.cos),
+        aten.tan.default: pointwise(complex_functions.tan),
+        aten.asin.default: pointwise(complex_functions.asin),
+        aten.acos.default: pointwise(complex_functions.acos),
+        aten.atan.default: pointwise(complex_functions.atan),
+        aten.sinh.default: pointwise(complex_functions.sinh),
+        aten.cosh.default: pointwise(complex_functions.cosh),
+        aten.asinh.default: pointwise(complex_functions.asinh),
+        aten.acosh.default: pointwise(complex_functions.acosh),
+        aten.atanh.default: pointwise(complex_functions.atanh),
         aten.atan2.default: pointwise(lax.atan2),
         aten.maximum.default: pointwise(lax.max),
         aten.minimum.default: pointwise(lax.min),
@@ -262,9 +271,9 @@ lowers_each(
         aten.nextafter.default: lambda out, x, y: lax.nextafter(*operands(out, x, y, dtype=out.dtype)),
         aten.copysign.Tensor: pointwise(lambda x, y: jnp.copysign(x, y)),
         aten.copysign.Scalar: pointwise(lambda x, y: jnp.copysign(x, y)),
-        aten.xlogy.Tensor: pointwise(_xlogy),
-        aten.xlogy.Scalar_Other: pointwise(_xlogy),
-        aten.xlogy.Scalar_Self: pointwise(_xlogy),
+        aten.xlogy.Tensor: times_log(lax.log),
+        aten.xlogy.Scalar_Other: times_log(lax.log),
+        aten.xlogy.Scalar_Self: times_log(lax.log),
         aten.ldexp.Tensor: _ldexp,
         aten.bitwise_not.default: pointwise(lax.bitwise_not),
     }
@@ -288,19 +297,19 @@ def frexp(out, x):
 
 @lowers(aten.logit.default, dynamic="eps")
 def logit(out, x, eps=None):
-    x = operand(x, out)
+    x, r = operand(x, out), rounding(out.dtype)
     if eps is not None:
         eps = operand(eps, out)
-        x = jnp.where(eps < 0, x, jnp.where(x < eps, eps, lax.min(x, 1 - eps)))  # an eps above 1/2 is a floor
-    return cast(lax.log(x / (1 - x)), out.dtype)
+        x = jnp.where(eps < 0, x, jnp.where(x < eps, eps, lax.min(x, r(1 - eps))))  # an eps above 1/2 is a floor
+    return cast(lax.log(r(x / r(1 - x))), out.dtype)
 
 
 @lowers(aten.logit_backward.default, dynamic="eps")
 def logit_backward(out, grad, x, eps=None):
-    grad, x, eps = operands(out, grad, x, -1.0 if eps is None else eps)
+    r, (grad, x, eps) = rounding(out.dtype), operands(out, grad, x, -1.0 if eps is None else eps)
     outside = jnp.where(eps < 0, cast(math.nan, x.dtype), cast(0, x.dtype))
     low = lax.max(eps, lax.full_like(x, 0))
-    return cast(jnp.where((x < low) | (x > 1 - low), outside, grad / (x * (1 - x))), out.dtype)
+    return cast(jnp.where((x < low) | (x > r(1 - low)), outside, grad / r(x * r(1 - x))), out.dtype)
 
 
 def _rounding(fn):
@@ -356,7 +365,7 @@ lowers_each(
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(out, start, end, weight):
-    start, end, weight = operands(out, start, end, weight)
+    start, end, weight = operand(start, out), operand(end, out), _factor(weight, out)
     difference = end - start
     small = jnp.abs(weight) < 0.5  # the form that is exact at the nearer end
     return cast(jnp.where(small, start + weight * difference, end - difference * (1 - weight)), out.dtype)

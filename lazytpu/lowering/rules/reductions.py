@@ -12,7 +12,7 @@ import torch
 from jax import lax
 
 from ..registry import lowers
-from .operands import quotient
+from .operands import cast, quotient
 from .shape import axis_of
 
 aten = torch.ops.aten
@@ -59,7 +59,7 @@ def sum_all(out, x, *, dtype=None):
 def sum_(out, x, dim, keepdim=False, *, dtype=None):
     if out.dtype == jnp.bool_:
         return any_(out, x, dim)
-    x = lax.convert_element_type(x, wide(out.dtype))
+    x = cast(x, wide(out.dtype))
     return _finish(out, lax.reduce_sum(x, axes_of(dim, x.ndim)))
 
 
@@ -92,7 +92,7 @@ def prod_all(out, x, *, dtype=None):
 def prod(out, x, dim, keepdim=False, *, dtype=None):
     if out.dtype == jnp.bool_:
         return all_(out, x, dim)
-    x = lax.convert_element_type(x, wide(out.dtype))
+    x = cast(x, wide(out.dtype))
     return _finish(out, lax.reduce_prod(x, axes_of(dim, x.ndim)))
 
 
@@ -254,9 +254,9 @@ def cumprod(out, x, dim, *, dtype=None):
 
 def _scan(out, op, x, dim):
     if x.ndim == 0 or x.size == 0:
-        return lax.convert_element_type(x, out.dtype)
+        return cast(x, out.dtype)
     kind = jnp.dtype(jnp.int32) if out.dtype == jnp.bool_ else wide(out.dtype)
-    x = (x != 0).astype(kind) if out.dtype == jnp.bool_ else lax.convert_element_type(x, kind)
+    x = (x != 0).astype(kind) if out.dtype == jnp.bool_ else cast(x, kind)
     return lax.convert_element_type(op(x, axis=axis_of(dim, x.ndim)), out.dtype)
 
 

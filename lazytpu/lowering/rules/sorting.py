@@ -11,6 +11,7 @@ from jax import lax
 
 from ..registry import lowers, target_platform
 from .indexing import gather
+from .operands import result_dtype
 from .reductions import axes_of, wide
 from .shape import axis_of
 
@@ -106,9 +107,12 @@ def nanmedian_dim(out, x, dim, keepdim=False):
     return _middle(out, x, axis_of(dim, x.ndim), skip_nan=True)
 
 
+_NAN_AS = {"int32": -(2**31), "int64": -(2**63)}  # what C's cast of NaN gives, where it is not 0
+
+
 def _middle_of_all(out, x, skip_nan):
     if x.size == 0:
-        return jnp.full((), jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min, x.dtype)
+        return jnp.full((), _NAN_AS.get(x.dtype.name, 0) if jnp.issubdtype(x.dtype, jnp.integer) else jnp.nan, x.dtype)
     return _middle((out, out), lax.reshape(x, (x.size,)), 0, skip_nan)[0]
 
 
@@ -187,9 +191,7 @@ def isin(out, elements, test_elements, *, assume_unique=False, invert=False):
     elements, tests = jnp.asarray(elements), jnp.asarray(test_elements)
     if elements.size == 0 or tests.size == 0:
         return jnp.full(out.shape, invert)
-    kind = elements.dtype if tests.ndim == 0 else tests.dtype if elements.ndim == 0 else None
-    if kind is None or not jnp.issubdtype(kind, jnp.floating):
-        kind = jnp.promote_types(elements.dtype, tests.dtype)
+    kind = result_dtype(elements, tests)
     elements, tests = elements.astype(kind), tests.astype(kind).reshape(-1)
     if tests.size <= 64:
         found = lax.reduce_or(elements[..., None] == tests, axes_of(-1, elements.ndim + 1))

@@ -11,7 +11,8 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
-from lazytpu.lowering.rules.operands import cast, operand, operands, pointwise
+from lazytpu.lowering.rules.operands import cast, operand, operands, pointwise, rounding
+from lazytpu.lowering.rules.pointwise import times_log
 
 aten = torch.ops.aten
 
@@ -44,13 +45,11 @@ def _log_ndtr(x):
     return jnp.where(x < -1, low, lax.log1p(-lax.erfc(scaled) / 2))
 
 
-def _entr(x):
-    inner = -x * lax.log(x)
-    return jnp.where(x != x, x, jnp.where(x > 0, inner, jnp.where(x == 0, 0.0, -jnp.inf).astype(x.dtype)))
-
-
-def _xlog1py(x, y):
-    return jnp.where(y != y, y, jnp.where(x == 0, jnp.zeros((), x.dtype), x * lax.log1p(y)))
+def _entr(out, x):
+    x = operand(x, out)
+    inner = -x * rounding(out.dtype)(lax.log(x))
+    y = jnp.where(x != x, x, jnp.where(x > 0, inner, jnp.where(x == 0, 0.0, -jnp.inf).astype(x.dtype)))
+    return cast(y, out.dtype)
 
 
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)  # B2, B4, ... B16
@@ -128,13 +127,13 @@ lowers_each(
         aten.special_i0e.default: pointwise(lax.bessel_i0e),
         aten.special_i1.default: pointwise(_i1),
         aten.special_i1e.default: pointwise(lax.bessel_i1e),
-        aten.special_entr.default: pointwise(_entr),
+        aten.special_entr.default: _entr,
         aten.special_erfcx.default: in_float64(_erfcx),
         aten.special_log_ndtr.default: in_float64(_log_ndtr),
         aten.special_ndtri.default: pointwise(jsp.ndtri),
-        aten.special_xlog1py.default: pointwise(_xlog1py),
-        aten.special_xlog1py.other_scalar: pointwise(_xlog1py),
-        aten.special_xlog1py.self_scalar: pointwise(_xlog1py),
+        aten.special_xlog1py.default: times_log(lax.log1p),
+        aten.special_xlog1py.other_scalar: times_log(lax.log1p),
+        aten.special_xlog1py.self_scalar: times_log(lax.log1p),
         aten.special_zeta.default: in_float64(_zeta),
         aten.special_zeta.other_scalar: in_float64(_zeta),
         aten.special_zeta.self_scalar: in_float64(_zeta),

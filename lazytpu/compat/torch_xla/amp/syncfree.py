@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 
+from lazytpu.compat import lacking
+
+__getattr__ = lacking.names_of(__name__)
+
 
 class SGD(torch.optim.SGD):
     """``torch.optim.SGD``, fused."""

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from lazytpu.compat import lacking
 from lazytpu.compat.torch_xla.core import xla_model
+
+__getattr__ = lacking.names_of(__name__)
 
 
 def save(data: Any, path: str | os.PathLike[str], master_only: bool = True, global_master: bool = False) -> None:

@@ -1,0 +1,54 @@
+"""Functions of complex numbers on both sides of their branch cuts: values, and signs of zero, as on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+
+import lazytpu
+
+PARTS = (0.0, -0.0, 1.0, -1.0, 0.5, -2.0, 1e-3, 30.0, -30.0)
+FUNCTIONS = "abs acos acosh angle asin asinh atan atanh cos cosh exp exp2 log log10 log2 sgn sin sinh sqrt tan tanh"
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+CASES: dict[str, Function] = {name: getattr(torch, name) for name in FUNCTIONS.split()}
+CASES |= {f"power {n}": lambda z, n=n: z**n for n in (1, 2, 3, 0.5, 2 + 0j)}
+CASES |= {
+    "power in double": lambda z: torch.float_power(z, 2),
+    "power that overflows": lambda z: torch.tensor([1e3 + 0j, 1 + 0j]).to(z.device) ** 300,
+    "abs of infinity": lambda z: torch.tensor([complex("inf+nanj"), complex("nan-infj")]).to(z.device).abs(),
+}
+# Where the CPU's vectors and its other code give zeros of different signs, or the exact result is a tiny number.
+SIGNLESS = ("power", "log", "angle")
+
+
+def plane(device: Any) -> torch.Tensor:
+    """Numbers on the axes, with either sign of zero, and between them."""
+    return torch.tensor([complex(a, b) for a, b in product(PARTS, PARTS)], dtype=torch.complex64).to(device)
+
+
+def parts(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x.unsqueeze(-1)
+
+
+def problems(name: str, z: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> Iterator[str]:
+    if got.dtype != want.dtype:
+        yield f"{name}: {got.dtype}, not {want.dtype}"
+        return
+    g, w = parts(got), parts(want)
+    right = torch.isclose(g, w, rtol=1e-5, atol=1e-6, equal_nan=True)
+    if not name.startswith(SIGNLESS):
+        right &= (g.signbit() == w.signbit()) | w.isnan() | ((w != 0) & (w.abs() < 1e-6))
+    for i in (~right.all(-1)).nonzero().flatten().tolist():
+        yield f"{name} of {z[i] if len(z) == len(g) else i}: {got[i]}, not {want[i]}"
+
+
+def test_each_side_of_a_branch_cut(device: torch.device) -> None:
+    got = {name: case(plane(device)) for name, case in CASES.items()}
+    lazytpu.mark_step()
+    z = plane("cpu")
+    found = [text for name, case in CASES.items() for text in problems(name, z, got[name].cpu(), case(z))]
+    assert not found, "\n".join(found)
