@@ -148,11 +148,13 @@ def test_writing_a_dump_is_no_part_of_a_step(tmp_path, monkeypatch, device):
     monkeypatch.setattr(lazytpu.config, "dump", str(tmp_path / "graphs"))
     monkeypatch.setattr(draw, "svg_of", slowly)
     x = torch.arange(6.0, device=device) * 3
+    before, start = lazytpu.metrics.timers().get("dump", (0, 0.0))[1], time.perf_counter()
     lazytpu.mark_step()
+    whole, dumping = time.perf_counter() - start, lazytpu.metrics.timers()["dump"][1] - before
     last = lazytpu.metrics.steps()[-1]
-    assert x.tolist()[1] == 3 and lazytpu.metrics.timers()["dump"][1] > 0.5
+    assert x.tolist()[1] == 3 and dumping > 0.5
     parts = ("python", "recording", "cutting", "lowering", "compiling", "dispatching", "waiting", "transferring")
-    assert last["cutting_s"] < 0.5
+    assert last["cutting_s"] <= whole - dumping
     assert last["total_s"] == pytest.approx(sum(last[f"{part}_s"] for part in parts))
 
 

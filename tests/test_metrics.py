@@ -132,7 +132,7 @@ def test_metrics_on_measures_recording_and_the_device(device: torch.device, monk
     monkeypatch.setattr(lazytpu.config, "metrics", True)
     train(device, 4)
     first, *_, last = lazytpu.metrics.steps()
-    assert first["recording_s"] > last["recording_s"] > 0 and last["running_s"] > 0
+    assert first["recording_s"] > 0.99 * last["recording_s"] > 0 and last["running_s"] > 0
     assert last["recording_s"] < 5 * 200e-6  # five ops, each a few microseconds (generous: the machine may be busy)
     assert lazytpu.metrics.counter("compile") == 1 and trace.cursor is trace.root
 

@@ -110,7 +110,7 @@ def _below(node: Any) -> dict[int, str]:
         at = waiting.pop()
         number = _number(at)
         if number is not None:
-            found[number] = at.name()
+            found[number] = type(at).__name__  # `name` may be an attribute of a Python function
         for following, _ in at.next_functions:
             if following is not None and not adds_up(following) and following not in seen:
                 seen.add(following)

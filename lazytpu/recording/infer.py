@@ -179,7 +179,9 @@ def _types_of_the_cpu(op: Op, node: Node, kwargs: dict[str, Any], error: Excepti
         raise error if refusals.is_of_another_device(eager) else eager from None
     args, keywords = _metas(node.args), {k: _metas(v) for k, v in kwargs.items()}
     given = [x for x in tree_leaves((args, keywords)) if isinstance(x, torch.Tensor)]
-    if op.overload is not op.recorded or sum(x.numel() for x in given) > _LARGE:
+    narrowed = not given or given[0].is_complex() < any(x.is_complex() for x in given)  # refused for some values only
+    foreign = op.recorded.namespace != "aten" or op.overload is not op.recorded
+    if foreign or narrowed or sum(x.numel() for x in given) > _LARGE:
         raise error from None
     try:
         with torch.no_grad(), torch._C.DisableTorchFunction(), _outside_forward_ad():
