@@ -29,7 +29,7 @@ programs = st.lists(
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")  # torch warns of writes to expanded tensors and resized outputs
 @settings(
-    max_examples=int(MANY or 100),
+    max_examples=int(MANY or 60),
     deadline=None,
     derandomize=not MANY,
     database=None,
