@@ -99,6 +99,21 @@ def test_without_the_dependencies_there_are_copies(monkeypatch: pytest.MonkeyPat
     assert "f32[44,44]" in large_copies()
 
 
+def test_updates_are_lowered_in_the_order_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the program would be another one in each process."""
+    sizes = range(40, 56)
+    net = nn.Sequential(*[nn.Linear(n, n + 1) for n in sizes]).to(device)
+    shapes = []
+
+    def noted(values: Any, new: Any) -> Any:
+        shapes.append(new.shape)
+        return new
+
+    monkeypatch.setattr(lower, "after", noted)
+    train(net, torch.randn(8, 40, device=device), OPTIMIZERS["fused"], lazytpu.mark_step, steps=1)
+    assert shapes == [(n + 1, n) for n in sizes][1:]
+
+
 def test_gradients_that_are_gone_before_the_cut() -> None:
     """Then no gradient lies in memory, and the results of the matrix products are waited for."""
     net = nn.Sequential(nn.Linear(24, 52), nn.ReLU(), nn.Linear(52, 52), nn.ReLU(), nn.Linear(52, 40))

@@ -64,7 +64,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
             if graph.checked:
                 rows += report_rows(node.op.recorded, position, args, kwargs)
             _run(node, args, kwargs, values, scope_name(node, position if config.dump else None))
-            for value in waits.keys() & node.values:
+            for value in [v for v in node.values if v in waits]:  # in order: programs are the same in each process
                 values[value] = after([values[v] for v in waits[value]], values[value])
             for value in last_use.get(position, ()):
                 del values[value]
@@ -85,7 +85,7 @@ def _last_uses(graph: Graph, waits: dict[Value, list[Value]]) -> dict[int, list[
     """Node positions to the values nobody needs after them, so that tracing holds few arrays."""
     last: dict[Value, int] = {}
     for position, node in enumerate(graph.nodes):
-        for x in (*operands(node), *[x for v in waits.keys() & node.values for x in waits[v]]):
+        for x in (*operands(node), *[x for v in node.values if v in waits for x in waits[v]]):
             if type(x) is Value:
                 last[x] = position
     kept = {*graph.outputs}
