@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lazytpu.debug.observe import Observed, describe, observing, results_of, size_of
+from lazytpu.debug.observe import Observed, describe, observing, results_of
 from lazytpu.debug.on_cpu import run_on_cpu, why_not, wide
 from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.tree import Node, Value, operands
@@ -137,7 +137,7 @@ def _chunks(path: list[Node]) -> Iterator[list[Node]]:
     chunk: list[Node] = []
     size = 0
     for node in path:
-        more = sum(size_of(v.layout) for v in results_of(node))
+        more = sum(v.layout.nbytes for v in results_of(node))
         if chunk and size + more > CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0

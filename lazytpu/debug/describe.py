@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import prod
 from typing import Any
 
 from lazytpu.debug.cost import Costs, Visit, visits
 from lazytpu.debug.hlo import Module
 from lazytpu.debug.links import Names, Origin
+from lazytpu.executing.executable import donated_bytes
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.printer import node_text, number_name
 from lazytpu.ir.tree import Node, Number, Value, operands
@@ -54,18 +54,14 @@ def _op(node: Node, names: dict[Value, str], flops: int, graph: Graph) -> Table:
 
 
 def _value(value: Value, names: dict[Value, str]) -> Table:
-    return {"name": names[value], "type": value.layout.describe(), "bytes": _size(value)}
-
-
-def _size(value: Value) -> int:
-    return prod(value.layout.size) * value.layout.dtype.itemsize
+    return {"name": names[value], "type": value.layout.describe(), "bytes": value.layout.nbytes}
 
 
 def _bytes(node: Node, used: list[Any]) -> int:
     """What the op by itself would read and write; a view does neither."""
     if getattr(node.op.recorded, "is_view", False):  # loops and conditions are of another class
         return 0
-    return sum(_size(v) for v in [*used, *node.values] if type(v) is Value)
+    return sum(v.layout.nbytes for v in [*used, *node.values] if type(v) is Value)
 
 
 def flops_of(module: Module, names: Names, found: dict[int, Origin]) -> Counter[int]:
@@ -162,7 +158,7 @@ def memory_table(graph: Graph, stats: Any) -> Table:
     names = graph.names
     donated = [names[graph.inputs[i]] for i in graph.donated]
     table: Table = {} if stats is None else {ours: int(getattr(stats, f, 0)) for ours, f in _MEMORY.items()}
-    return {**table, "donated": donated, "donated_bytes": sum(_size(graph.inputs[i]) for i in graph.donated)}
+    return {**table, "donated": donated, "donated_bytes": donated_bytes(graph)}
 
 
 _MEMORY = {
@@ -177,7 +173,7 @@ _MEMORY = {
 
 def types_text(graph: Graph) -> str:
     """One line a value: its name, type and bytes."""
-    rows = [(name, value.layout.describe(), f"{_size(value):,} bytes") for value, name in graph.names.items()]
+    rows = [(name, value.layout.describe(), f"{value.layout.nbytes:,} bytes") for value, name in graph.names.items()]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
 

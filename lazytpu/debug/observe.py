@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -85,11 +84,6 @@ def observed_now(look: Callable[[Observed], None]) -> Iterator[None]:
 def results_of(node: Node) -> list[Value]:
     """The results that torch defines."""
     return [v for v in node.values if v is not None]
-
-
-def size_of(layout: Layout) -> int:
-    """Bytes of an array of this type."""
-    return math.prod(layout.size) * layout.dtype.itemsize
 
 
 def describe(layout: Layout, contents: torch.Tensor) -> str:

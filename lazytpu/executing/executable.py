@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.tree import Value
 from lazytpu.reporting.events import Usage
 
 
@@ -52,14 +50,10 @@ def smallest_result(graph: Graph) -> int:
     """The position of the smallest result."""
     if graph.checked:
         return len(graph.outputs)  # the report
-    sizes = [_bytes(v) for v in graph.outputs[: len(graph.outputs) - graph.packed]] or [0]
+    sizes = [v.layout.nbytes for v in graph.outputs[: len(graph.outputs) - graph.packed]] or [0]
     return sizes.index(min(sizes))
 
 
 def donated_bytes(graph: Graph) -> int:
     """Size of the inputs whose memory the results take over."""
-    return sum(_bytes(graph.inputs[i]) for i in graph.donated)
-
-
-def _bytes(value: Value) -> int:
-    return math.prod(value.layout.size) * value.layout.dtype.itemsize
+    return sum(graph.inputs[i].layout.nbytes for i in graph.donated)

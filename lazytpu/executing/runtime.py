@@ -272,9 +272,7 @@ def resident(packs: Sequence[Any]) -> tuple[Any, ...]:
 
 def _failure(kind: type[LazyTPUError], verb: str, graph: Graph, error: Exception) -> LazyTPUError:
     """The error for a graph XLA refused, with the op whose result is largest: XLA does not say which one failed."""
-    sizes = {
-        node: sum(type_of(v.layout).size * v.layout.dtype.itemsize for v in node.values if v) for node in graph.nodes
-    }
+    sizes = {node: sum(v.layout.nbytes for v in node.values if v) for node in graph.nodes}
     node = max(sizes, key=lambda n: sizes[n])
     memory = "RESOURCE_EXHAUSTED" in str(error)
     return kind(

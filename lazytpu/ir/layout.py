@@ -81,6 +81,11 @@ class Layout:
         """Sizes, strides, offset, dtype and lazy conjugate and negative bits."""
         return self.size, self.stride, self.offset, self.dtype, self.bits
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, each once."""
+        return prod(self.size) * self.dtype.itemsize
+
     def describe(self) -> str:
         """``f32[64,10]``, with the strides where they are not row-major."""
         strides = "" if self.contiguous else f"{{{','.join(map(str, self.stride))}}}"

@@ -39,14 +39,14 @@ def _check_alone(group: Any, group_size: int = 1) -> None:
         )
 
 
-@_kernel("all_reduce")
-def all_reduce(x: Tensor, reduce_op: str, group: Any) -> Tensor:
+@_kernel("all_reduce", "broadcast")
+def copied(x: Tensor, reduce_op_or_source: Any, group: Any) -> Tensor:
     _check_alone(group)
     return x.clone()
 
 
-@_kernel("all_reduce_")
-def all_reduce_(x: Tensor, reduce_op: str, group: Any) -> Tensor:
+@_kernel("all_reduce_", "broadcast_")
+def unchanged(x: Tensor, reduce_op_or_source: Any, group: Any) -> Tensor:
     _check_alone(group)
     return x
 
@@ -114,18 +114,6 @@ def all_to_all(x: Tensor, output_split_sizes: Sequence[int], input_split_sizes: 
             f"given splits {list(input_split_sizes)} -> {list(output_split_sizes)}"
         )
     return x.clone(memory_format=torch.contiguous_format)
-
-
-@_kernel("broadcast")
-def broadcast(x: Tensor, src: int, group: Any) -> Tensor:
-    _check_alone(group)
-    return x.clone()
-
-
-@_kernel("broadcast_")
-def broadcast_(x: Tensor, src: int, group: Any) -> Tensor:
-    _check_alone(group)
-    return x
 
 
 @_kernel("wait_tensor")

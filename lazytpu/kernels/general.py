@@ -148,12 +148,11 @@ def _check_bounds(geometry: Any, root: Layout) -> None:
     if not prod(size):
         return
     last = offset + sum((n - 1) * st for n, st in zip(size, stride, strict=True))
-    have = prod(root.size) * root.dtype.itemsize
-    if (last + 1) * dtype.itemsize > have:
+    if (last + 1) * dtype.itemsize > root.nbytes:
         raise RuntimeError(
             f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
             f"{dtype.itemsize} requiring a storage size of {(last + 1) * dtype.itemsize} are out of bounds for "
-            f"storage of size {have}"
+            f"storage of size {root.nbytes}"
         )
 
 

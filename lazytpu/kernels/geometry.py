@@ -6,7 +6,6 @@ C++ tensor is pointed there and its cell with it.
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
@@ -57,7 +56,7 @@ def _place(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage, la
 
 def _place_as(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage, meta: torch.Tensor) -> torch.Tensor:
     """`_place` where a meta tensor lies, in a storage that is made as large as its storage is."""
-    if meta.untyped_storage().nbytes() > _nbytes(storage.layout):
+    if meta.untyped_storage().nbytes() > storage.layout.nbytes:
         storage = _grow(storage, raw, meta)
     geometry = (
         tuple(meta.shape),
@@ -67,10 +66,6 @@ def _place_as(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage,
         meta.is_conj() + 2 * meta.is_neg(),
     )
     return _place(tensor, raw, storage, storage.layout.child_at(geometry))
-
-
-def _nbytes(root: Layout) -> int:
-    return prod(root.size) * root.dtype.itemsize
 
 
 def _grow(storage: Storage, raw: torch.UntypedStorage, meta: torch.Tensor) -> Storage:
@@ -140,7 +135,7 @@ def set_storage(
         return _set.redispatch(META, tensor, raw, offset, size or (), stride)  # type: ignore[no-any-return] # raises
     with lock, torch.no_grad(), torch._C.DisableTorchFunction():
         storage = _state_of(raw)
-        memory = torch.empty(_nbytes(storage.layout), dtype=torch.uint8, device="meta").untyped_storage()
+        memory = torch.empty(storage.layout.nbytes, dtype=torch.uint8, device="meta").untyped_storage()
         meta = torch.empty(0, dtype=tensor.dtype, device="meta")
         meta = meta.set_(memory) if size is None else meta.set_(memory, offset, size, stride)
         if storage.host is not None:
@@ -169,9 +164,7 @@ def as_strided_copy(tensor: torch.Tensor, size: Any, stride: Any, storage_offset
 def as_strided_scatter(
     tensor: torch.Tensor, source: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None
 ) -> torch.Tensor:
-    whole = (
-        _nbytes(resolve(cell_of(tensor))[0].layout) if is_device_tensor(tensor) else tensor.untyped_storage().nbytes()
-    )
+    whole = resolve(cell_of(tensor))[0].layout.nbytes if is_device_tensor(tensor) else tensor.untyped_storage().nbytes()
     memory = aten.as_strided.default(tensor, (whole // tensor.dtype.itemsize,), (1,), 0).clone()
     copy = aten.as_strided.default(memory, tensor.shape, tensor.stride(), tensor.storage_offset())
     target = aten.as_strided.default(copy, size, stride, storage_offset)

@@ -108,7 +108,7 @@ def new_zeros_with_same_feature_meta(
     """Zeros for a tangent: they lie in a storage as ``other`` does in its own, with ``tensor``'s batch in front."""
     batch = tensor.shape[:self_num_batch_dims]
     root = resolve(cell_of(other))[0].layout
-    numel = prod(root.size) * root.dtype.itemsize // other.element_size()
+    numel = root.nbytes // other.element_size()
     strides = [st * numel for st in contiguous_stride(batch)]
     zeros = torch.zeros(prod(batch) * numel, dtype=other.dtype, device=other.device)
     return zeros.as_strided((*batch, *other.shape), (*strides, *other.stride()), other.storage_offset())

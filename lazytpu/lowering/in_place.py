@@ -13,7 +13,6 @@ not find out before it has assigned buffers, and LLVM does after, when it drops 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from operator import or_
@@ -105,7 +104,7 @@ def _pairs(graph: Graph) -> dict[Value, Value]:
         free.setdefault(_type(value), []).append(value)
     single = graph.outputs[: len(graph.outputs) - graph.packed]
     pairs = {v: waiting.pop(0) for v in single if (waiting := free.get(_type(v)))}
-    return {v: given for v, given in pairs.items() if math.prod(v.layout.size) * v.layout.dtype.itemsize >= _LARGE}
+    return {v: given for v, given in pairs.items() if v.layout.nbytes >= _LARGE}
 
 
 def _type(value: Value) -> Any:

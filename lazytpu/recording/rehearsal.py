@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ def call_form(
 def stand_in(root: Layout, layout: Layout, device: str = "meta", memory: torch.Tensor | None = None) -> torch.Tensor:
     """A tensor that lies as ``layout`` in ``memory``, or in new memory as large as a storage of layout ``root``."""
     if memory is None:
-        memory = torch.zeros(prod(root.size) * root.dtype.itemsize, dtype=torch.uint8, device=device)
+        memory = torch.zeros(root.nbytes, dtype=torch.uint8, device=device)
     tensor = torch.empty(0, dtype=layout.dtype, device=device)
     tensor.set_(memory.untyped_storage(), layout.offset, layout.size, layout.stride)
     if layout.bits & 1:

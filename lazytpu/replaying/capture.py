@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -92,9 +91,8 @@ class Capture:
         found: dict[torch.dtype, list[int]] = {}
         fresh = {s.value for s in live if id(s) in grads and s.buffer is None and holders[s.value] == 1}
         for value, place in zip(values, spread, strict=True):
-            size, dtype = value.layout.size, value.layout.dtype
-            if value in fresh and places[place] == 1 and 0 < math.prod(size) * dtype.itemsize <= _SMALL:
-                found.setdefault(dtype, []).append(place)
+            if value in fresh and places[place] == 1 and 0 < value.layout.nbytes <= _SMALL:
+                found.setdefault(value.layout.dtype, []).append(place)
         packed = max(found.values(), key=len, default=[])
         if len(packed) < _MANY:
             return graph, spread

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lazytpu.executing import runtime
-from lazytpu.ir.layout import Layout, is_dense, root_layout
+from lazytpu.ir.layout import is_dense, root_layout
 from lazytpu.recording import record
 from lazytpu.recording.views import write
 from lazytpu.step import contents_of
@@ -48,7 +48,7 @@ class LazyStorage(torch.UntypedStorage):
 
     def nbytes(self) -> int:
         state = resolve(self._s)[0]
-        return state.host.nbytes() if state.host is not None else _nbytes(state.layout)
+        return state.host.nbytes() if state.host is not None else state.layout.nbytes
 
     def size(self) -> int:
         return self.nbytes()
@@ -104,10 +104,6 @@ class LazyStorage(torch.UntypedStorage):
         )
 
     __setitem__ = copy_ = fill_ = resize_ = byteswap = _unsupported
-
-
-def _nbytes(root: Layout) -> int:
-    return prod(root.size) * root.dtype.itemsize
 
 
 def storage_of(state: Storage) -> LazyStorage:
