@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 import sys
@@ -29,6 +30,9 @@ from lazytpu.reporting import logs
 
 _SUFFIX = ".lazytpu"
 _TEMPORARY = ".tmp"
+_LIST = ".list"  # of the programs a script used
+_MOST_LISTS = 200
+_KEY = re.compile("[0-9a-f]{64}")
 _MAGIC = b"lazytpu executable 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LENGTH_BYTES = 8
@@ -123,7 +127,7 @@ def clear() -> int:
     except _Rejected as error:
         raise PermissionError(str(error)) from None
     deleted = 0
-    for path, _ in _files(place, temporary=True):
+    for path, _ in _files(place, others=True):
         with suppress(FileNotFoundError):
             os.unlink(path)
             deleted += path.endswith(_SUFFIX)
@@ -138,11 +142,7 @@ def load(key: str) -> tuple[dict[str, Any], bytes] | None:
     if not config.disk_cache:
         return None
     try:
-        place = str(folder())
-        if os.path.exists(place):
-            _check_folder(place)
-        path = _path(place, key)
-        header, payload = _unpack(_contents(path), key)
+        return read(key)
     except FileNotFoundError:
         metrics.count("disk_miss")
     except _Rejected as problem:
@@ -153,11 +153,45 @@ def load(key: str) -> tuple[dict[str, Any], bytes] | None:
         metrics.count("disk_miss")
         metrics.count("disk_error")
         _tell(f"nothing was taken from the disk cache: {error}")
-    else:
-        with suppress(OSError):  # somebody has just evicted it, or the disk is read-only
-            os.utime(path)  # the time of last use, by which `_evict` chooses
-        return header, payload
     return None
+
+
+def read(key: str) -> tuple[dict[str, Any], bytes]:
+    """As `load`, but nothing is counted.
+
+    Raises:
+        Exception: there is no such file, or it must not be used.
+    """
+    place = str(folder())
+    if os.path.exists(place):
+        _check_folder(place)
+    path = _path(place, key)
+    found = _unpack(_contents(path), key)
+    with suppress(OSError):  # somebody has just evicted it, or the disk is read-only
+        os.utime(path)  # the time of last use, by which `_evict` chooses
+    return found
+
+
+def note(name: str, keys: list[str]) -> None:
+    """Keeps a list of keys under a name; a list that cannot be kept is none."""
+    with suppress(_Rejected, OSError, RuntimeError):
+        place = str(folder())
+        _make_folder(place)
+        _write(place, name + _LIST, json.dumps(keys).encode())
+        lists = sorted(Path(place).glob("*" + _LIST), key=os.path.getmtime)
+        for path in lists[:-_MOST_LISTS]:
+            path.unlink()
+
+
+def noted(name: str) -> list[str]:
+    """The list of keys under a name; empty where there is none that can be used."""
+    try:
+        place = str(folder())
+        _check_folder(place)
+        keys = json.loads(_contents(os.path.join(place, name + _LIST)))
+    except (_Rejected, OSError, RuntimeError, ValueError):
+        return []
+    return [key for key in keys if isinstance(key, str) and _KEY.fullmatch(key)] if isinstance(keys, list) else []
 
 
 def akin(key: str, digits: int) -> list[dict[str, Any]]:
@@ -199,7 +233,7 @@ def store(key: str, header: dict[str, Any], payload: bytes) -> None:
         place = str(folder())
         _make_folder(place)
         _evict(place, config.disk_cache_bytes - len(data), keep=key)
-        _write(place, key, data)
+        _write(place, key + _SUFFIX, data)
     except _Rejected as problem:
         metrics.count("disk_rejected")
         _tell(f"nothing was kept in the disk cache: {problem}")
@@ -282,26 +316,26 @@ def _unpack(data: bytes, key: str) -> tuple[dict[str, Any], bytes]:
     return header, payload
 
 
-def _write(place: str, key: str, data: bytes) -> None:
+def _write(place: str, name: str, data: bytes) -> None:
     """Writes a file that is there as a whole or not at all, whoever else writes it at the same time."""
-    temporary = os.path.join(place, f".{key}.{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}")
+    temporary = os.path.join(place, f".{name}.{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     try:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data)
-        os.replace(temporary, _path(place, key))
+        os.replace(temporary, os.path.join(place, name))
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
         raise
 
 
-def _files(place: str, *, temporary: bool = False) -> Iterator[tuple[str, os.stat_result]]:
-    """The programs of a folder, and the temporary files of their writers where these are asked for."""
+def _files(place: str, *, others: bool = False) -> Iterator[tuple[str, os.stat_result]]:
+    """The programs of a folder, and the lists of keys and the temporary files of writers where these are asked for."""
     with os.scandir(place) as entries:
         for entry in entries:
-            ours = entry.name.endswith(_SUFFIX) or (entry.name.startswith(".") and entry.name.endswith(_TEMPORARY))
-            if ours and (temporary or entry.name.endswith(_SUFFIX)):
+            rest = entry.name.endswith(_LIST) or (entry.name.startswith(".") and entry.name.endswith(_TEMPORARY))
+            if entry.name.endswith(_SUFFIX) or (rest and others):
                 with suppress(FileNotFoundError):
                     yield entry.path, entry.stat(follow_symlinks=False)
 
@@ -309,11 +343,11 @@ def _files(place: str, *, temporary: bool = False) -> Iterator[tuple[str, os.sta
 def _evict(place: str, limit: int, keep: str) -> None:
     """Deletes the programs that were not used for longest until the others fit into ``limit`` bytes."""
     kept, total = [], 0
-    for path, status in _files(place, temporary=True):
+    for path, status in _files(place, others=True):
         if path.endswith(_SUFFIX):
             kept.append((status.st_mtime_ns, path, status.st_size))
             total += status.st_size
-        elif time.time() - status.st_mtime > _ABANDONED_S:
+        elif path.endswith(_TEMPORARY) and time.time() - status.st_mtime > _ABANDONED_S:
             with suppress(OSError):
                 os.unlink(path)
     for _, path, size in sorted(kept):

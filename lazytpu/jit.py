@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -48,14 +49,21 @@ def jit(function: Callable[..., Any] | None = None, *, static: str | Iterable[st
     """
     if function is None:
         return functools.partial(jit, static=static)
-    return _Jit(function, {static} if isinstance(static, str) else set(static))
+    call = _Jit(function, {static} if isinstance(static, str) else set(static)).call
+
+    def jitted(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    functools.update_wrapper(jitted, function)
+    if isinstance(function, FunctionType):
+        jitted._torchdynamo_inline = function  # type: ignore[attr-defined]  # within another compiled function
+    return jitted
 
 
 class _Jit:
-    """A function compiled whole; made by `jit`."""
+    """What `jit` knows of a function."""
 
     def __init__(self, function: Callable[..., Any], static: set[str]) -> None:
-        functools.update_wrapper(self, function)
         signature = inspect.signature(function)
         self._names = [p.name for p in signature.parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -69,10 +77,8 @@ class _Jit:
             function, backend=backend, fullgraph=True, dynamic=False, options={"whole": True}
         )
 
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the program of these arguments."""
         given = [x if self._is_static(i) else _traced(x) for i, x in enumerate(args)]
         named = {k: x if k in self._static else _traced(x) for k, x in kwargs.items()}
         return self._call(given, named)

@@ -29,7 +29,7 @@ from lazytpu.torch_api.interrupts import uninterrupted
 metrics.add_source("op", lambda: trace.ops + trace.cursor.depth)
 _CUT, _WAIT = metrics.timer("cut"), metrics.timer("wait")
 # What happens in a cut and is not its own time.
-_TIMED_APART = [_WAIT, *map(metrics.timer, ("lower", "compile", "load", "store", "dispatch", "dump"))]
+_TIMED_APART = [_WAIT, *map(metrics.timer, ("lower", "compile", "load", "dispatch", "dump"))]
 
 
 class Plan:
@@ -257,31 +257,29 @@ def _plan(outputs: tuple[Value, ...], donated: tuple[Value, ...], checks: bool =
     key = (outputs, donated, True) if checks else (outputs, donated)
     reference, inputs = node.executables.get(key, (None, ()))
     known = reference and reference()
-    fitting = known and runtime.fits(known, trace.floats)
+    fitting = known and runtime.fits(known, trace.floats, trace.ints)
     if fitting and known.settings == runtime.settings():  # else `runtime` has forgotten it, or it is new
         runtime.used(known)
         metrics.count("cache_hit")
         return Plan(known, inputs)
     graph = graph_of(node, outputs, donated, bounds.checked_nodes(node) if checks else ())
-    executable = executable_of(graph, key, trace.floats, known if known and not fitting else None)
+    executable = executable_of(graph, key, known if known and not fitting else None)
     inputs = tuple([v.index for v in graph.inputs])
     node.executables[key] = weakref.ref(executable), inputs
     return Plan(executable, inputs)
 
 
-def executable_of(
-    graph: Graph, key: Any, floats: list[float] | None = None, unfit: runtime.Executable | None = None
-) -> runtime.Executable:
+def executable_of(graph: Graph, key: Any, unfit: runtime.Executable | None = None) -> runtime.Executable:
     """Finds or compiles a graph of the path that ends at the cursor, and notes the cause.
 
     Args:
-        floats: the step's numbers, where the executable is asked for again when they do not fit (`runtime.fits`).
-        unfit: the one that does not fit; then the executable is for any numbers.
+        unfit: one that the step's numbers do not fit (`runtime.fits`); then the executable is for any numbers, else
+            for numbers like these.
     """
-    executable, compiled = runtime.executable_for(graph, None if unfit else floats)
+    executable, compiled = runtime.executable_for(graph, None if unfit else (trace.floats, trace.ints))
     if compiled:
         around = origin.surroundings()
-        cause = cause_of(trace, key, around) if unfit is None else unlike_numbers(unfit.graph, trace.floats)
+        cause = cause_of(trace, key, around) if unfit is None else unlike_numbers(unfit.graph, trace.floats, trace.ints)
         events.compiled(executable.graph, cause, executable, around.end)
     else:
         metrics.count("cache_hit")

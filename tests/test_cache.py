@@ -63,6 +63,7 @@ def train(steps: int = 3) -> list[float]:
         optimizer.step()
         lazytpu.mark_step()
         losses.append(loss.item())
+    compiling.settle()
     return losses
 
 
@@ -604,11 +605,41 @@ def test_equal_parameters_share_their_parts_of_the_program(device: torch.device)
     assert metrics.counter("compile") == 3 and "now they differ" in events.compilations[-1].cause.text
 
 
+def test_equal_batch_norms_share_their_counters_part_of_the_program(device: torch.device) -> None:
+    net = nn.Sequential(*[nn.BatchNorm1d(3) for _ in range(5)]).to(device)
+    step.forget()
+    metrics.reset()
+    for _ in range(3):
+        net(torch.ones(4, 3).to(device))
+        lazytpu.mark_step()
+    counters = [norm.num_batches_tracked for norm in net]
+    assert [c.item() for c in counters] == [3] * 5
+    assert metrics.counter("compile") == 1
+    ((kind, start, stop),) = events.compilations[-1].graph.uniform
+    assert kind == "i" and stop - start == 5
+
+
+def test_counters_that_part(device: torch.device) -> None:
+    counters = [torch.tensor(0).to(device) for _ in range(5)]
+    step.forget()
+    metrics.reset()
+    wanted = [0] * 5
+    for added in ([1] * 5, [4] * 5, [1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [1] * 5):
+        for i, n in enumerate(added):
+            counters[i] += n
+            wanted[i] += n
+        lazytpu.mark_step()
+        assert [c.item() for c in counters] == wanted
+    assert metrics.counter("compile") == 2
+    assert "the numbers that aten.add.Tensor adds were all the same" in events.compilations[-1].cause.text
+
+
 def test_zeros_of_unlike_sign_are_two_numbers() -> None:
     from lazytpu.ir.uniform import are_uniform
 
-    assert are_uniform([0.0, 0.0, 1.0], [(0, 2)]) and are_uniform([0.5, 2.0, 2.0], [(1, 3)])
-    assert not are_uniform([0.0, -0.0], [(0, 2)]) and not are_uniform([1.0, 2.0], [(0, 2)])
+    assert are_uniform([0.0, 0.0, 1.0], [], [("f", 0, 2)]) and are_uniform([0.5, 2.0, 2.0], [], [("f", 1, 3)])
+    assert not are_uniform([0.0, -0.0], [], [("f", 0, 2)]) and not are_uniform([1.0, 2.0], [], [("f", 0, 2)])
+    assert are_uniform([], [7, 1, 1], [("i", 1, 3)]) and not are_uniform([], [7, 1], [("i", 0, 2)])
 
 
 def test_a_long_compile_is_told_of(

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from dynamo_marks import FRESH
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lazytpu
 from lazytpu.dynamo import capture
+from lazytpu.dynamo.compiled import CompiledGraph
 from lazytpu.dynamo.direct import direct_call
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.kernels.host import FallbackWarning
@@ -223,6 +227,64 @@ def test_the_wrapper_of_aotautograd_is_left_out_where_it_has_nothing_to_do(devic
         torch.testing.assert_close(got[1].cpu(), wanted[1])
 
 
+def test_a_warm_training_call_starts_executables_alone(device, monkeypatch):
+    eager = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    model = copy.deepcopy(eager).to(device)
+    compiled = torch.compile(model, backend="lazytpu")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, eager)]
+    slow, elsewhere = [], torch.zeros(3).to(device)
+    call = CompiledGraph.__call__
+    monkeypatch.setattr(CompiledGraph, "__call__", lambda graph, args: (slow.append(graph.kind), call(graph, args))[1])
+    for i in range(8):
+        if i == 4:
+            lazytpu.mark_step()
+            slow.clear()
+        x = torch.randn(3, 4)
+        elsewhere = elsewhere + 1  # stays pending through the calls
+        for forward, optimizer, where in ((compiled, optimizers[0], device), (eager, optimizers[1], "cpu")):
+            optimizer.zero_grad()
+            loss = forward(x.to(where)).pow(2).sum()
+            loss.backward()
+            optimizer.step()
+        if i >= 4:  # the weights are values of this step before
+            lazytpu.mark_step()
+    assert "forward" not in slow
+    for a, b in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(a.detach().cpu(), b.detach(), rtol=1e-4, atol=1e-5)
+    assert elsewhere.cpu().tolist() == [8.0] * 3
+
+
+def test_neither_jax_nor_this_package_is_traced_where_a_function_breaks(device):
+    def function(x):
+        y = x * 2
+        chosen = y[y > 0]  # cuts, and makes a tensor from the host's
+        return lazytpu.call_jax(_shifted, chosen).sum(), torch.nonzero(y).shape[0]
+
+    x = torch.tensor([1.0, -1.0, 0.0, 3.0])
+    compiled = torch.compile(function, backend="lazytpu")
+    for _ in range(2):
+        total, count = compiled(x.to(device))
+        assert (total.item(), count) == (2 + 6 + 2 * 5, 3)
+
+
+def _shifted(x):
+    return x + jnp.asarray(np.array([5.0], np.float32))  # numpy's calls are what Dynamo would trace
+
+
+@pytest.mark.parametrize("where", ["tpu", "cpu"])
+@pytest.mark.parametrize("drops", [lambda x: F.dropout(x * 2, 0.5).sin(), lambda x: (torch.rand_like(x) > 0.5) * x])
+def test_checkpoints_draw_the_same_numbers_twice(where, drops):
+    results = []
+    for function in (drops, lambda x: checkpoint(drops, x, use_reentrant=False)):
+        torch.manual_seed(3)
+        x = torch.ones(64).to(where).requires_grad_()
+        out = torch.compile(function, backend="lazytpu", fullgraph=True)(x)
+        out.sum().backward()
+        results.append((out.detach().cpu(), x.grad.cpu()))
+    torch.testing.assert_close(results[1], results[0])
+    assert 0 < results[0][1].count_nonzero() < 64
+
+
 def test_random_numbers_are_those_of_the_recorded_path(device):
     def function(x):
         return F.dropout(x, 0.5) + torch.rand_like(x)
@@ -395,6 +457,16 @@ def test_files_are_written_when_asked(device, tmp_path, monkeypatch):
     assert sorted(weights) == ["0.bias", "0.weight"]
     np.testing.assert_array_equal(weights["0.weight"], model[0].weight.detach().cpu().numpy())
     assert len(list(tmp_path.rglob("fx.txt"))) == 2  # forward and backward
+    manifest = json.loads((forward / "manifest.json").read_text())
+    assert {*manifest["files"], "manifest.json"} == {p.name for p in forward.iterdir()}
+
+
+def test_the_key_of_a_backward_graph_is_the_same_in_every_process(device):
+    model = nn.Sequential(nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 11), nn.GELU(), nn.Linear(11, 3), nn.Sigmoid())
+    torch.compile(model.to(device), backend="lazytpu")(torch.randn(5, 7).to(device)).sum().backward()
+    graphs = [e.graph for e in events.compilations if len(e.graph.donated) > 2]
+    assert graphs
+    assert all(list(graph.donated) == sorted(graph.donated) for graph in graphs), "not the order of a set"
 
 
 def test_no_import_is_needed_and_none_is_made(tmp_path):

@@ -8,7 +8,7 @@ from dynamo_marks import FRESH
 from torch import nn
 
 import lazytpu
-from lazytpu.errors import GraphBreakError, UnsupportedOpError
+from lazytpu.errors import GraphBreakError, LazyTPUError, UnsupportedOpError
 
 pytestmark = FRESH
 
@@ -144,3 +144,26 @@ def test_a_wrong_name_is_refused():
         lazytpu.jit(lambda x: x, static="lr")
     with pytest.raises(ValueError, match="no argument a, b"):
         lazytpu.jit(static=["a", "b"])(lambda x: x)
+
+
+def test_a_jitted_function_within_another(device):
+    @lazytpu.jit(static="power")
+    def inner(x, *, power):
+        return x**power
+
+    outer = lazytpu.jit(lambda x: inner(x, power=2.0) + 1)
+    assert outer(torch.full((2,), 3.0).to(device)).tolist() == [10.0, 10.0]
+    assert torch.compile(lambda x: inner(x, power=2.0), fullgraph=True, backend="lazytpu")(torch.ones(2)).tolist() == [
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("function", [lambda x: x[: int(x.sum())], torch.nonzero, lambda x: x[x > 0]])
+def test_a_size_that_depends_on_values_is_refused_with_its_remedy(device, function):
+    def sized(x):
+        return function(x)
+
+    with pytest.raises(LazyTPUError, match="size") as raised:
+        lazytpu.jit(sized)(torch.ones(3).to(device))
+    assert "test_jit.py" in str(raised.value)

@@ -18,6 +18,7 @@ from torch import nn
 import lazytpu
 from lazytpu import metrics
 from lazytpu.errors import ArtifactError
+from lazytpu.export.package import seal
 
 pytest.importorskip("flatbuffers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.:FutureWarning")
@@ -59,6 +60,8 @@ def rewritten(file, target, change):
     with zipfile.ZipFile(target, "w") as archive:
         for name, data in members.items():
             archive.writestr(name, data)
+        archive.comment = b"0" * 64
+    seal(target)
     return target
 
 
@@ -135,7 +138,7 @@ def test_a_truncated_file_is_refused(file, tmp_path):
     data = file.read_bytes()
     for length in (0, 100, len(data) // 2, len(data) - 1):
         (tmp_path / "cut.ltz").write_bytes(data[:length])
-        with pytest.raises(ArtifactError, match="no package of lazytpu, or it was cut short or changed"):
+        with pytest.raises(ArtifactError, match="cut short or changed"):
             lazytpu.load(tmp_path / "cut.ltz")
     with pytest.raises(FileNotFoundError):
         lazytpu.load(tmp_path / "none.ltz")
@@ -259,3 +262,17 @@ def test_describe_and_the_commands(file, tmp_path):
     for command in ("inspect", "run-package"):
         code, printed = run(command, tmp_path / "cut.ltz")
         assert code == 1 and "cut short or changed" in printed and "Traceback" not in printed
+
+
+def test_a_change_outside_of_the_members_is_refused(file, tmp_path):
+    whole = file.read_bytes()
+    changed = tmp_path / "changed.ltz"
+    for position in (10, len(whole) - 1, whole.rindex(b"PK\x01\x02") + 12):  # dates of the zip, the seal itself
+        data = bytearray(whole)
+        data[position] ^= 1
+        changed.write_bytes(data)
+        with pytest.raises(ArtifactError, match="changed outside of its members"):
+            lazytpu.load(changed)
+    changed.write_bytes(whole + b"more")
+    with pytest.raises(ArtifactError):
+        lazytpu.load(changed)

@@ -11,7 +11,9 @@ import torch
 from lazytpu.dynamo.compiled import CompiledGraph
 from lazytpu.dynamo.direct import direct_call
 from lazytpu.dynamo.dump import positions_of, weight_names
+from lazytpu.dynamo.hit import boxed
 from lazytpu.dynamo.padding import PaddedGraph, Sizes, sizes_of
+from lazytpu.dynamo.partition import partition
 from lazytpu.kernels.composites import FUSED
 
 
@@ -41,7 +43,6 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
         raise TypeError(f'backend="lazytpu" has the options "whole" and "pad" only, got {settings or options}')
     # torch._dynamo takes a second to import, and is there when this is called
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     names = weight_names(module)
     made: list[tuple[CompiledGraph | PaddedGraph, Any]] = []
@@ -54,7 +55,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
         bw_compiler=compile_as("backward"),
         inference_compiler=compile_as("inference"),
         decompositions=FUSED,
-        partition_fn=min_cut_rematerialization_partition,  # fewer saved activations: XLA fuses what is computed again
+        partition_fn=partition,
         keep_inference_input_mutations=True,  # copies to arguments stay in the graph, which can take over their memory
     )
     wrapped: Callable[..., Any] = compile_aot(module, example_inputs)
@@ -77,7 +78,7 @@ def _compile(
     called = graph if pad is False else PaddedGraph(graph, pad)
     context = torch._guards.TracingContext.try_get()
     made.append((called, context and context.fw_metadata))
-    return called
+    return boxed(called) if isinstance(called, CompiledGraph) else called
 
 
 def _saved(kind: str) -> tuple[int, ...]:

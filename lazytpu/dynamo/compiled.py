@@ -11,7 +11,7 @@ import torch
 from lazytpu import metrics, random, step
 from lazytpu.config import config
 from lazytpu.dynamo.dump import dump
-from lazytpu.dynamo.program import Fresh, Program, Result, Shortcut, program_of
+from lazytpu.dynamo.program import Program, Result, Shortcut, program_of, results_of
 from lazytpu.dynamo.sizes import has_symbols, with_sizes
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.executing import runtime
@@ -20,13 +20,14 @@ from lazytpu.ir.tree import trace
 from lazytpu.kernels import host
 from lazytpu.recording import record
 from lazytpu.recording.fx_graph import unsupported_ops
+from lazytpu.recording.fx_site import site_of
 from lazytpu.recording.record import cell_of, is_device_tensor
 from lazytpu.recording.views import write_cast
 from lazytpu.storage import Storage, cell_at, new_storage, resolve, storage_of, write_buffer
-from lazytpu.tensor import LazyTensor, make
+from lazytpu.tensor import make
 from lazytpu.torch_api.interrupts import uninterrupted
 
-_create = torch._C._acc.create_empty_tensor
+_SIZE = "a program has fixed sizes: use a mask, or compute that part outside of it"
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
@@ -34,6 +35,9 @@ class CompiledGraph:
     """One graph that AOTAutograd made, called with a list of arguments that it empties.
 
     A program is made for each way the arguments lie in memory, and kept.
+
+    Attributes:
+        shortcut: the latest call, where a call like it has only an executable to start (see hit.py).
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class CompiledGraph:
         self.module, self.kind, self.saved, self.whole = module, kind, saved, whole
         self.weights = weights or {}
         self.programs: dict[Any, Program | None] = {}
-        self._shortcut: Shortcut | None = None  # of the latest call
+        self.shortcut: Shortcut | None = None
         self._boxed_call = True  # torch asks the object, and what wraps it copies what the object has
         self._symbolic = has_symbols(module)
 
@@ -65,19 +69,7 @@ class CompiledGraph:
             cells = [x._s for x in args]
         except AttributeError:  # numbers, CPU tensors, device tensors that C++ made
             return self._mixed(args)
-        known = self._shortcut
-        if known is None or known.precision != config.matmul_precision or [c.layout for c in cells] != known.layouts:
-            return self._stored(args, cells)
-        executable = known.executable()
-        with record.lock:
-            if executable is None or trace.inputs or trace.pending or config.check_bounds:
-                return self._stored(args, cells)
-            try:
-                outputs = runtime.start_again(executable, [c.buffer for c in cells], known.packs)
-            except TypeError:  # jax takes no None, which stands for contents elsewhere
-                return self._mixed(args)
-        step.remember(outputs[known.smallest])
-        return _new(known.fresh, outputs)
+        return self._stored(args, cells)
 
     def _stored(self, args: list[Any], cells: list[Any]) -> list[Any]:
         """A call with tensors on the device alone."""
@@ -134,7 +126,7 @@ class CompiledGraph:
                 else:
                     step.remember(outputs[executable.smallest])
                     if not self.saved and executable.call is not executable.compiled:
-                        self._shortcut = program.shortcut(call)
+                        self.shortcut = program.shortcut(call)
             else:
                 packs = runtime.packed(executable.graph, (), _keys(program.draws), ())
                 with uninterrupted():
@@ -142,7 +134,10 @@ class CompiledGraph:
                     outputs = step.outputs_of(executable, results, program.last, program.outputs)
                     for position, output in program.written.items():
                         _write(args[position], cells[position], outputs[output])
-        made = _new(program.fresh, outputs) if program.fresh else _made_all(program, outputs, args)
+        if program.fresh:
+            made = results_of(program.fresh, program.others, outputs, args)
+        else:
+            made = _made_all(program, outputs, args)
         args.clear()
         return made
 
@@ -165,8 +160,9 @@ class CompiledGraph:
         """The program for arguments like these; None where the graph cannot be one program."""
         module = with_sizes(self.module, args) if self._symbolic else self.module
         layouts = [None if c is None else c.layout for c in cells]
-        missing = sorted(set(unsupported_ops(module)))
-        problem = f"{', '.join(missing)} cannot be part of one" if missing else ""
+        unknown = list(unsupported_ops(module))
+        missing = ", ".join(sorted({str(node.target) for node in unknown}))
+        problem = f"{missing} cannot be part of one" if missing else ""
         if not problem:
             try:
                 return program_of(module, f"{self.kind} graph", layouts, any(self.programs.values()))
@@ -175,8 +171,12 @@ class CompiledGraph:
                     raise
                 problem = str(error)
         if self.whole or config.fallback == "error":
+            sized = torch.Tag.dynamic_output_shape  # what is no op computes with numbers read from tensors
+            dynamic = any(sized in getattr(n.target, "tags", (sized,)) for n in unknown)
             raise UnsupportedOpError(
-                f"the {self.kind} graph is not one program: {problem}", do="add a rule (docs/how-to/add-an-op)"
+                f"the {self.kind} graph is not one program: {problem}",
+                at=site_of(unknown[0]).describe() if site_of(unknown[0]).file else "",
+                do=_SIZE if dynamic else "add a rule (docs/how-to/add-an-op)",
             )
         metrics.count("uncompiled_graph")
         warnings.warn(
@@ -213,20 +213,6 @@ def _keys(draws: int) -> list[int]:
     for _ in range(draws):
         ints += record.signed(random.default_generator.next_key())
     return ints
-
-
-def _new(fresh: Sequence[Fresh], outputs: Sequence[Any]) -> list[Any]:
-    """The results of a call where all are new tensors: `make` written out, as this is most of the work of a call."""
-    made = []
-    for position, layout, size, dtype in fresh:
-        storage = Storage()
-        storage.layout, storage.buffer = layout, outputs[position]
-        tensor: Any = _create(size, dtype)
-        tensor.untyped_storage()._s = storage
-        tensor.__class__ = LazyTensor
-        tensor._s = storage
-        made.append(tensor)
-    return made
 
 
 def _made_all(program: Program, outputs: Sequence[Any], args: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lazytpu.dynamo.compiled import CompiledGraph
+from lazytpu.dynamo.hit import quick
 
 _NEW = ("non_alias", "unsafe_view_alias")  # kinds of results that the wrapper hands on as they are
 
@@ -34,11 +35,7 @@ def direct_call(graph: CompiledGraph, metadata: Any, example_inputs: Sequence[An
         return None
     if any(isinstance(x, (list, tuple, dict)) or is_traceable_wrapper_subclass(x) for x in example_inputs):
         return None
-
-    def call(*args: Any) -> Any:
-        return graph([*args])
-
-    return call
+    return quick(graph)
 
 
 def _is_plain(metadata: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,20 @@ import numpy as np
 import torch
 
 from lazytpu.config import config
+from lazytpu.debug import protobuf
+from lazytpu.debug.dump import add_to_manifest
 from lazytpu.dtypes import short_name
 from lazytpu.executing import runtime
 from lazytpu.reporting.events import Compilation
 
+FILES = {
+    "fx.txt": "the graph as AOTAutograd gave it",
+    "executable.bin": "XLA's executable for this device",
+    "weights.npz": "parameters and buffers of the first call",
+}
+
+_PROGRAM = 1  # the field behind the header that holds a program, with a field for each object file
+_OBJECT, _START = b"\x7fELF", 32  # how one begins, after the numbers and lengths of the fields around it
 _KEYS = re.compile(r"\['([^']+)'\]")
 _WEIGHTS = re.compile(r"_parameters|_buffers")
 
@@ -42,19 +52,53 @@ def positions_of(module: torch.fx.GraphModule, names: Sequence[str]) -> dict[str
 
 
 def dump(event: Compilation, module: torch.fx.GraphModule, weights: Mapping[str, int], buffers: Sequence[Any]) -> None:
-    """Writes ``fx.txt``, ``executable.bin`` and ``weights.npz`` beside the files of a compiled graph.
+    """Writes `FILES` beside the files of a compiled graph, and adds them to its manifest.
 
     Args:
         weights: names to positions among ``buffers``, which are those of the arguments of the first call.
     """
     folder = Path(config.dump) / f"graph-{event.number:03d}-{event.graph.key[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "fx.txt").write_text(module.print_readable(print_output=False) + "\n")
-    serialized = event.executable.compiled.runtime_executable().serialize()
-    (folder / "executable.bin").write_bytes(serialized)
+    makers: dict[str, Callable[[Path], object]] = {
+        "fx.txt": lambda path: path.write_text(module.print_readable(print_output=False) + "\n"),
+        "executable.bin": lambda path: path.write_bytes(_serialized(event)),
+    }
     if weights:
         arrays: dict[str, Any] = {name: _array(buffers[at]) for name, at in weights.items()}
-        np.savez(folder / "weights.npz", **arrays)
+        makers["weights.npz"] = lambda path: np.savez(path, **arrays)
+    missing = {}
+    for name, make in makers.items():
+        try:
+            make(folder / name)
+        except Exception as error:  # a platform that serializes nothing, say; the run goes on
+            missing[name] = f"{type(error).__name__}: {error}"
+    add_to_manifest(folder, {name: FILES[name] for name in makers if name not in missing}, missing)
+
+
+def _serialized(event: Compilation) -> bytes:
+    return in_order(event.executable.compiled.runtime_executable().serialize())
+
+
+def in_order(serialized: bytes) -> bytes:
+    """XLA's serialization of an executable, with its object files in the order of their contents.
+
+    XLA writes them in the order in which its threads finish, so that two runs would differ, and links them by their
+    symbols.  What is built otherwise, or for another device than a CPU, is left as it is.
+    """
+    try:
+        size, begin = protobuf.varint(serialized, 0)  # of a header
+        begin += size
+        return serialized[:begin] + protobuf.changed(serialized[begin:], _PROGRAM, _sorted_objects)
+    except (protobuf.NotAMessage, TypeError):
+        return serialized
+
+
+def _sorted_objects(program: bytes) -> bytes:
+    raws = [raw for _, _, raw in protobuf.fields(program)]
+    positions = [i for i, raw in enumerate(raws) if _OBJECT in raw[:_START]]
+    for i, raw in zip(positions, sorted(raws[i] for i in positions), strict=True):
+        raws[i] = raw
+    return b"".join(raws)
 
 
 def _array(buffer: Any) -> np.ndarray[Any, Any]:
@@ -65,4 +109,4 @@ def _array(buffer: Any) -> np.ndarray[Any, Any]:
     return host.numpy().copy()
 
 
-__all__ = ["dump", "positions_of", "weight_names"]
+__all__ = ["FILES", "dump", "in_order", "positions_of", "weight_names"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from lazytpu import step
+from lazytpu.interop.call import call_jax
+from lazytpu.recording import infer, record
 from lazytpu.tensor import LazyTensor
 from lazytpu.torch_api.after_import import after_import
 
@@ -14,7 +17,7 @@ NAME = "lazytpu"
 def register(backend: Any) -> None:
     """Makes Dynamo know the backend by its name, and device tensors as the plain tensors they are.
 
-    It must not look into this package either: kernels run between the graphs of a function that breaks.
+    It must not look into this package either, nor into jax: kernels run between the graphs of a function that breaks.
     """
 
     def add_backend(registry: ModuleType) -> None:
@@ -23,7 +26,20 @@ def register(backend: Any) -> None:
 
     after_import("torch._dynamo.backends.registry", add_backend)
     after_import("torch._dynamo.variables.builder", _plain_tensors)
-    after_import("torch._dynamo.trace_rules", lambda rules: rules.add("lazytpu"))
+    after_import("torch._dynamo.trace_rules", _skipped_packages)
+    after_import("torch._dynamo.eval_frame", _leave_alone)
+
+
+def _skipped_packages(rules: ModuleType) -> None:
+    for package in ("lazytpu", "jax", "jaxlib"):
+        rules.add(package)
+
+
+def _leave_alone(eval_frame: ModuleType) -> None:
+    """All that is called from a cut, a transfer, a trace of jax: rules and jax functions of the user are among it."""
+    everything = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
+    for function in (step.cut, record.record, infer.infer, call_jax):  # `cut` is a region: its code is that of all
+        eval_frame.set_code_exec_strategy(function.__code__, everything)
 
 
 def _plain_tensors(builder: ModuleType) -> None:

@@ -21,9 +21,14 @@ from lazytpu.ir.site import Site, here
 from lazytpu.ir.tree import Node, Value
 from lazytpu.recording.fx_graph import Conversion
 from lazytpu.reporting import events, placement
+from lazytpu.storage import Storage
+from lazytpu.tensor import LazyTensor
+
+_create = torch._C._acc.create_empty_tensor
 
 Pick = Callable[[list[Any]], list[Any]]
 Fresh = tuple[int, Layout, Any, torch.dtype]
+Other = tuple[int, int, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +88,38 @@ class Shortcut:
         layouts: of the arguments.
         precision: the setting ``matmul_precision`` that it is for; ``check_bounds`` is off.
         executable: a weak reference, as `runtime` may forget it.
-        packs: see `Call`.
+        packs: the numbers from Python as buffers.
         smallest: position of the smallest output.
-        fresh: see `Program`.
+        fresh, others: see `Program`.
+        usage: of the executable.
     """
 
     layouts: list[Layout | None]
     precision: str
     executable: weakref.ref[runtime.Executable]
-    packs: tuple[Any, ...]
+    packs: list[Any]
     smallest: int
     fresh: list[Fresh]
+    others: list[Other]
+    usage: events.Usage
+
+
+def results_of(
+    fresh: Sequence[Fresh], others: Sequence[Other], outputs: Sequence[Any], args: Sequence[Any]
+) -> list[Any]:
+    """The results of a call, see `Program`: `make` written out, as this is most of the work of a call."""
+    made = []
+    for position, layout, size, dtype in fresh:
+        storage = Storage()
+        storage.layout, storage.buffer = layout, outputs[position]
+        tensor: Any = _create(size, dtype)
+        tensor.untyped_storage()._s = storage
+        tensor.__class__ = LazyTensor
+        tensor._s = storage
+        made.append(tensor)
+    for at, argument, constant in others:
+        made.insert(at, args[argument] if argument >= 0 else constant)
+    return made
 
 
 def _call_of(executable: runtime.Executable, graph: Graph, arguments: int) -> Call:
@@ -127,8 +153,9 @@ class Program:
         draws: how many random ops there are.
         captured: buffers of tensors that the graph holds, inputs after the arguments.
         new: what was compiled just now and is to be dumped.
-        fresh: position, layout, sizes and dtype of each result, where all are new tensors on the device with row-major
-            strides; else empty.
+        fresh: position, layout, sizes and dtype of each result that is a new tensor on the device with row-major
+            strides, where the others are arguments or constants; else empty.
+        others: these others: place among the results, position of the argument or -1, constant.
         plain: it writes to no argument and draws no random numbers.
         calls: donated positions and settings to what is run for them.
     """
@@ -145,13 +172,15 @@ class Program:
     compiled_before: bool = False
     new: events.Compilation | None = None
     fresh: list[Fresh] = field(init=False)
+    others: list[Other] = field(init=False)
     plain: bool = field(init=False)
     calls: dict[Any, Call] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.plain = not self.written and not self.draws
         made = [(r.position, r.layout, r.layout.size, r.layout.dtype) for r in self.results if r.layout and r.is_fresh]
-        self.fresh = made if len(made) == len(self.results) else []
+        self.others = [(at, r.argument, r.constant) for at, r in enumerate(self.results) if r.position < 0]
+        self.fresh = made if len(made) + len(self.others) == len(self.results) else []
 
     def call(self, donated: tuple[int, ...]) -> Call:
         """What to run where the buffers of the ``donated`` arguments may be taken over."""
@@ -162,7 +191,7 @@ class Program:
             runtime.used(executable)
             metrics.count("cache_hit")
             return known
-        values = {v for v in self._inputs() if v.index in donated}
+        values = dict.fromkeys(v for v in self._inputs() if v.index in donated)  # no set, whose order is of addresses
         checked = bounds.checked_nodes(self.last) if config.check_bounds else ()
         graph = graph_of(self.last, self.outputs, tuple(values), checked)
         cause = self._cause(key)
@@ -183,8 +212,18 @@ class Program:
         simple = call.same and self.whole and self.fresh and not self.captured and not config.check_bounds
         if executable is None or not simple:
             return None
+        packs = [p for p in call.packs if p is not None]
+        if runtime.flat_call(executable, len(self.layouts) + len(packs)) is None:
+            return None
         return Shortcut(
-            self.layouts, config.matmul_precision, call.executable, call.packs, executable.smallest, self.fresh
+            self.layouts,
+            config.matmul_precision,
+            call.executable,
+            packs,
+            executable.smallest,
+            self.fresh,
+            self.others,
+            executable.usage,
         )
 
     def _inputs(self) -> Sequence[Value]:

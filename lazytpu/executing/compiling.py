@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache as remembered
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 
 from lazytpu import cache, metrics
 from lazytpu.config import config
-from lazytpu.executing import serialized
+from lazytpu.executing import prefetch, serialized
 from lazytpu.ir.graph import Graph
 from lazytpu.lowering.provenance import is_portable
 from lazytpu.lowering.registry import target_platform
@@ -27,6 +29,12 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 # Reductions that XLA hands to YNNPACK on CPUs leave out the rounding of what they add up to half precision.
 _ROUNDING = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
+# XLA takes up to a tenth of the time that compiling took to serialize a program, and Python stands still meanwhile.  A
+# moment later the program runs, and whoever needs its results waits for them anyway.
+_HEAD_START_S = 0.02
+_writer = ThreadPoolExecutor(1, "lazytpu-store")
+_written: deque[Future[None]] = deque(maxlen=100)
 
 
 def options_for(graph: Graph) -> dict[str, Any]:
@@ -67,32 +75,49 @@ def from_disk(key: str, given: list[Any], kept: list[Any], packs: list[Any]) -> 
     if not key:
         return None
     start = time.perf_counter()
-    found = cache.load(key)
+    found = prefetch.take(key) or cache.load(key)
     if found is None:
         return None
     found[0].pop(_MADE_BY, None)
     try:
         with uninterrupted(), jax.enable_x64(True):
-            compiled = serialized.load(*found, given, kept, packs)
+            compiled = serialized.load(found[0], found[1], given, kept, packs)
     except serialized.CannotLoad as error:
         cache.reject(key, str(error))
         return None
     seconds = time.perf_counter() - start
+    prefetch.used(key, compiled=False)
     metrics.count("disk_hit")
     metrics.add_time("load", seconds)
     return compiled, seconds
 
 
 def to_disk(key: str, compiled: Any) -> None:
-    """Keeps an executable for later processes."""
+    """Keeps an executable for later processes; a thread writes it, which the end of this process waits for."""
     if not key:
         return
+    prefetch.used(key, compiled=True)
+    try:
+        _written.append(_writer.submit(_write, key, compiled))
+    except RuntimeError:  # the interpreter is ending
+        _write(key, compiled)
+
+
+def settle() -> None:
+    """Waits until all that was compiled so far is on disk."""
+    while _written:
+        _written.popleft().result()
+
+
+def _write(key: str, compiled: Any) -> None:
+    time.sleep(_HEAD_START_S)
     start = time.perf_counter()
-    found = serialized.dump(compiled)
-    if found is None:
-        metrics.count("disk_skipped")
-    else:
-        cache.store(key, {**found[0], _MADE_BY: serialized.made_by(jax.devices()[0])}, found[1])
+    with prefetch.busy:
+        found = serialized.dump(compiled)
+        if found is None:
+            metrics.count("disk_skipped")
+        else:
+            cache.store(key, {**found[0], _MADE_BY: serialized.made_by(jax.devices()[0])}, found[1])
     metrics.add_time("store", time.perf_counter() - start)
 
 

@@ -24,6 +24,7 @@ class Executable:
         usage: how it was used.
         difference: what is another than when the graph was kept on disk, where that is why it was compiled.
         call: starts it, as ``compiled`` does.
+        flat: starts it with all arrays one by one, which is less to unpack; None before `runtime.flat_call` made it.
     """
 
     graph: Graph
@@ -37,6 +38,7 @@ class Executable:
     load_s: float = 0.0
     difference: str = ""
     call: Any = field(init=False)
+    flat: Any = None
 
     def __post_init__(self) -> None:
         self.call = self.compiled

@@ -21,7 +21,7 @@ from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch
 from lazytpu.errors import CompileError, DonatedBufferError, ExecutionError, LazyTPUError
-from lazytpu.executing import compiling, mappings, pages
+from lazytpu.executing import compiling, mappings, pages, prefetch
 from lazytpu.executing.executable import Executable as Executable
 from lazytpu.executing.executable import donated_bytes, smallest_result
 from lazytpu.ir.graph import Graph
@@ -32,7 +32,7 @@ from lazytpu.lowering.registry import lowering_for, target_platform
 from lazytpu.reporting import ledger, regions
 from lazytpu.torch_api.interrupts import uninterrupted
 
-_executables = LeastRecent(config.max_executables)
+executables = LeastRecent(config.max_executables)  # by `_name`
 
 _SHORTENED_AT = 2  # the run of an executable before which jax has made what it calls
 _TIMED_EVERY = 100  # with `ledger.measuring`, every so many runs of an executable are waited for and timed
@@ -87,23 +87,25 @@ def split_donated(graph: Graph, inputs: Sequence[Any]) -> tuple[list[Any], list[
 
 def settings() -> dict[str, Any]:
     """The settings that are part of a program, by name."""
-    return {"matmul_precision": config.matmul_precision}
+    return {"matmul_precision": config.matmul_precision, "lowerings": config.lowerings}
 
 
-def executable_for(graph: Graph, floats: Sequence[float] | None = None) -> tuple[Executable, bool]:
+def executable_for(
+    graph: Graph, numbers: tuple[Sequence[float], Sequence[int]] | None = None
+) -> tuple[Executable, bool]:
     """The executable of a graph, and whether it was compiled, or loaded from disk, just now.
 
     Args:
-        floats: the step's numbers, for an executable that is only for steps like this one (see `fits`); without
-            them it is for any.
+        numbers: the step's floats and ints, for an executable that is only for steps like this one (see `fits`);
+            without them it is for any.
 
     Raises:
         LoweringError: a rule failed; names the op and the user's line.
         CompileError: XLA refused the program.
     """
-    if floats is not None:
-        graph = with_uniform(graph, floats)
-    known = _executables.find(_name(graph))
+    if numbers is not None:
+        graph = with_uniform(graph, *numbers)
+    known = executables.find(_name(graph))
     if known is not None:
         return known, False
     graph.verify()
@@ -113,9 +115,9 @@ def executable_for(graph: Graph, floats: Sequence[float] | None = None) -> tuple
     if found is None:
         made.difference = compiling.difference(key)
         compiling.to_disk(key, made.compiled)
-    _executables.limit = config.max_executables
-    _executables.keep(_name(graph), made)
-    mappings.make_room(_executables)
+    executables.limit = config.max_executables
+    executables.keep(_name(graph), made)
+    mappings.make_room(executables)
     if platform() == "cpu":
         pages.keep()
     return made, True
@@ -148,18 +150,18 @@ def _executable(
 
 def used(executable: Executable) -> None:
     """Notes that an executable was found without `executable_for`, so that it is not forgotten as unused."""
-    if _executables.newest is not executable:
-        _executables.find(_name(executable.graph))
+    if executables.newest is not executable:
+        executables.find(_name(executable.graph))
 
 
 def _name(graph: Graph) -> Any:
-    return graph.key, graph.uniform, config.matmul_precision
+    return graph.key, graph.uniform, config.matmul_precision, config.lowerings
 
 
-def fits(executable: Executable, floats: Sequence[float]) -> bool:
+def fits(executable: Executable, floats: Sequence[float], ints: Sequence[int]) -> bool:
     """Whether an executable is for steps with these numbers; some need the numbers of a list to be equal."""
     uniform = executable.graph.uniform
-    return not uniform or are_uniform(floats, uniform)
+    return not uniform or are_uniform(floats, ints, uniform)
 
 
 def run(
@@ -251,17 +253,25 @@ def start_ready(executable: Executable, given: list[Any], kept: list[Any], packs
     return outputs
 
 
-def start_again(executable: Executable, kept: list[Any], packs: Sequence[Any]) -> Sequence[Any]:
-    """`used` and `start_ready` in one, with what else a hit counts, for an executable that takes over no memory."""
-    if _executables.newest is not executable:
-        used(executable)
-    try:
-        outputs: Sequence[Any] = executable.call([], kept, *packs)
-    except jax.errors.JaxRuntimeError as error:
-        raise _failure(ExecutionError, "could not run", executable.graph, error) from error
-    executable.usage.runs += 1
-    metrics.count_hit()
-    return outputs
+def flat_call(executable: Executable, arrays: int) -> Any:
+    """``executable.flat``, for one that takes nothing over and is given that many arrays, numbers included.
+
+    None where jax has not what it takes.
+    """
+    if executable.flat is None:
+        compiled, tree = executable.compiled, jax.tree_util.tree_structure(((0,) * arrays, {}))
+        try:
+            executable.flat = compiled._executable.create_cpp_call(compiled._params._replace(in_tree=tree))
+        except AttributeError:  # another version of jax
+            return None
+    return executable.flat
+
+
+def explained(executable: Executable, error: Exception) -> Exception:
+    """What to raise where ``executable.call`` raised."""
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return _failure(ExecutionError, "could not run", executable.graph, error)
+    return error
 
 
 def resident(packs: Sequence[Any]) -> tuple[Any, ...]:
@@ -296,8 +306,10 @@ def to_device(tensor: torch.Tensor) -> Any:
     wanted = to_numpy(tensor.dtype)
     start = time.perf_counter()
     host = np.array(_numpy_view(tensor.contiguous()), copy=True).view(wanted).reshape(tuple(tensor.shape))
+    where = device()
+    prefetch.start(where)
     with uninterrupted(), jax.enable_x64(True):
-        buffer = jax.device_put(host, device())
+        buffer = jax.device_put(host, where)
     seconds = time.perf_counter() - start
     if ledger.in_background():
         metrics.add_time("background", seconds)
@@ -318,7 +330,10 @@ def to_host(buffer: Any) -> torch.Tensor:
         host = np.asarray(buffer)
     except RuntimeError as error:
         if "deleted" in str(error):
-            raise DonatedBufferError("a donated buffer was read; this is a bug of lazytpu") from error
+            raise DonatedBufferError(
+                "the buffer of a tensor was donated and is gone",
+                do="donate no array that `to_jax` gave or `from_jax` took; if your jax code does not, it is our bug",
+            ) from error
         raise
     metrics.add_transfer("transfer_out", time.perf_counter() - start, host.nbytes)
     dtype = to_torch(host.dtype)
@@ -363,7 +378,7 @@ def _finished(buffers: Sequence[Any]) -> bool:
 
 def forget_executables() -> None:
     """Drops every compiled graph (for tests)."""
-    _executables.clear()
+    executables.clear()
 
 
 def memory_allocated() -> int:

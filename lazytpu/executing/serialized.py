@@ -171,12 +171,19 @@ def dump(compiled: jax.stages.Compiled) -> tuple[dict[str, Any], bytes] | None:
         return None  # of a platform that serializes nothing, or of an unknown jax
 
 
+def deserialized(data: bytes, device: jax.Device) -> Any:
+    """XLA's executable of the bytes it made of one; Python goes on meanwhile in other threads."""
+    return device.client.deserialize_executable(data, executable_devices=xla_client.DeviceList((device,)))
+
+
 def load(
-    facts: dict[str, Any], data: bytes, given: Sequence[Any], kept: Sequence[Any], packs: Sequence[Any]
+    facts: dict[str, Any], made: Any, given: Sequence[Any], kept: Sequence[Any], packs: Sequence[Any]
 ) -> jax.stages.Compiled:
     """The executable that `dump` took apart, called with (given, kept, *packs).
 
     Args:
+        facts: what `dump` said of it.
+        made: XLA's bytes, or what `deserialized` made of them.
         given, kept, packs: types of the donated arguments, the others, and the arrays of numbers or None.
 
     Raises:
@@ -193,13 +200,12 @@ def load(
             core.ShapedArray(tuple(shape), jax.numpy.dtype(dtype), weak_type=weak)
             for shape, dtype, weak in facts["outputs"]
         ]
-        devices = xla_client.DeviceList((device,))
-        executable = device.client.deserialize_executable(data, executable_devices=devices)
+        executable = deserialized(made, device) if isinstance(made, bytes) else made
         sharding = jax.sharding.SingleDeviceSharding(device)
         parts: dict[str, Any] = {
             **_NOTHING,
             "xla_executable": executable,
-            "device_list": devices,
+            "device_list": xla_client.DeviceList((device,)),
             "backend": device.client,
             "input_avals": avals,
             "input_shardings": [sharding] * len(avals),

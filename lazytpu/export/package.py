@@ -30,6 +30,7 @@ from lazytpu.lowering.registry import lowering_for
 from lazytpu.reporting import logs
 
 EXECUTABLE, SEAL = "executable.bin", "manifest.json.sha256"
+_DIGEST, _CHUNK = 64, 1 << 20  # bytes
 _EVERYWHERE = ("cpu", "cuda", "rocm", "tpu")
 
 
@@ -88,7 +89,8 @@ def package(
     """Writes a program, compiled for this device, into one file that runs without the model's Python.
 
     The file is a zip of plain members: the executable for this kind of device and these versions, StableHLO for any
-    other, the weights as ``.npy``, and ``manifest.json`` with versions, signature and the sha256 of each.
+    other, the weights as ``.npy``, and ``manifest.json`` with versions, signature and the sha256 of each.  At its end
+    stands the sha256 of the whole.
 
     Args:
         fn_or_module: a module, in the mode (train or eval) it is to run in, or a function of tensors; on the CPU or
@@ -179,10 +181,30 @@ def _write(path: Path, files: Mapping[str, bytes]) -> Path:
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
             for name, data in {**files, SEAL: sha256(files[MANIFEST]).hexdigest().encode()}.items():
                 archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+            archive.comment = b"0" * _DIGEST
+        seal(unfinished)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
     return path
+
+
+def seal(path: Path) -> None:
+    """Puts the sha256 of all that is before it at the end of a file, the place of the zip's comment."""
+    digest = _digest(path)
+    with path.open("r+b") as file:
+        file.seek(-_DIGEST, os.SEEK_END)
+        file.write(digest)
+
+
+def _digest(path: Path) -> bytes:
+    """The sha256, in hexadecimal digits, of a file but for as many bytes at its end."""
+    digest, left = sha256(), path.stat().st_size - _DIGEST
+    with path.open("rb") as file:
+        while left > 0 and (chunk := file.read(min(left, _CHUNK))):
+            digest.update(chunk)
+            left -= len(chunk)
+    return digest.hexdigest().encode()
 
 
 class _File:
@@ -192,7 +214,7 @@ class _File:
         self.place = str(path)
         try:
             with zipfile.ZipFile(path) as archive:
-                names = archive.namelist()
+                names, ending = archive.namelist(), archive.comment
                 self.members = {name: archive.read(name) for name in names}
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
             if isinstance(error, FileNotFoundError):
@@ -209,6 +231,8 @@ class _File:
             raise ArtifactError(
                 f"{path} has not the members that its manifest lists: {', '.join(odd[:5])}", do="get or make it again"
             )
+        if ending != _digest(path):
+            raise ArtifactError(f"{path} was cut short or changed outside of its members", do="get or make it again")
 
     def read(self, name: str) -> bytes:
         """A member."""

@@ -26,7 +26,7 @@ class Graph:
             outputs that do.
         counts: lengths of the arrays of floats, ints and complex numbers.
         checked: whether the last result is the report of positions out of range (lowering/bounds.py).
-        uniform: (start, stop) of floats that hold one and the same number, see `lazytpu.ir.uniform`.
+        uniform: (kind, start, stop) of numbers that are one and the same, see `lazytpu.ir.uniform`.
         packed: how many of the last outputs, all of one dtype, the program gives as one flat array: a result of its own
             costs more than to compute it, where it is small (`lazytpu.replaying.capture`).
     """
@@ -37,7 +37,7 @@ class Graph:
     donated: tuple[int, ...]
     counts: tuple[int, int, int]
     checked: bool = False
-    uniform: tuple[tuple[int, int], ...] = ()
+    uniform: tuple[tuple[str, int, int], ...] = ()
     packed: int = 0
 
     @cached_property

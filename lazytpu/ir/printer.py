@@ -36,7 +36,10 @@ def graph_text(graph: Graph, *, sites: bool = True) -> str:
         lines.append(line)
     donated = f"  donate {', '.join(names[graph.inputs[d]] for d in graph.donated)}\n" if graph.donated else ""
     checked = "  check bounds\n" if graph.checked else ""
-    checked += "".join(f"  all of %s{start} to %s{stop - 1} are %s{start}\n" for start, stop in graph.uniform)
+    checked += "".join(
+        f"  all of %{_LETTER[kind]}{start} to %{_LETTER[kind]}{stop - 1} are %{_LETTER[kind]}{start}\n"
+        for kind, start, stop in graph.uniform
+    )
     checked += f"  the last {graph.packed} as one array\n" if graph.packed else ""
     return "\n".join(lines) + f"\n  return {', '.join(names[v] for v in graph.outputs)}\n{donated}{checked}}}"
 

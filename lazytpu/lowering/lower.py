@@ -28,6 +28,7 @@ from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
 from lazytpu.lowering.in_place import after, reads_before
 from lazytpu.lowering.registry import is_strided, rule_of, target_platform
+from lazytpu.lowering.rules.operands import rounded
 
 Type = jax.ShapeDtypeStruct
 _IGNORED = {"device", "layout", "pin_memory", "non_blocking"}  # arguments that say nothing about the computation
@@ -51,7 +52,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
     ``checked`` graph has one more result at the end, the report of positions out of range.
     """
 
-    first = {i: start for start, stop in graph.uniform for i in range(start, stop)}
+    first = {(kind, i): start for kind, start, stop in graph.uniform for i in range(start, stop)}
     waits = reads_before(graph) if target_platform() == "cpu" else {}
 
     def step(inputs: Sequence[Any], floats: Any, ints: Any, complexes: Any) -> tuple[Any, ...]:
@@ -242,7 +243,7 @@ def _to_meta(x: Any) -> Any:
 
 def _number(number: Number, packs: dict[str, Any]) -> Any:
     """A number from its pack; the same array for numbers that are one."""
-    index = packs["first"].get(number.index, number.index) if number.kind == "f" else number.index
+    index = packs["first"].get((number.kind, number.index), number.index)
     known = (number.kind, index, number.dtype)
     if known not in packs["taken"]:
         packs["taken"][known] = _unpacked(number, index, packs[number.kind])
@@ -276,9 +277,7 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 def _rounded_to_half(x: Any) -> Any:
     """A complex64 array with the values that complex32 can hold."""
-    return lax.complex(
-        *[lax.reduce_precision(part(x), exponent_bits=5, mantissa_bits=10) for part in (lax.real, lax.imag)]
-    )
+    return lax.complex(*[rounded(part(x), jnp.float16) for part in (lax.real, lax.imag)])
 
 
 # Arguments by which a caller says which gradients it wants; torch's types list the others all the same.

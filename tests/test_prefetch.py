@@ -1,0 +1,158 @@
+"""Programs that the last run of a script used are read from disk before they are needed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import lazytpu
+from lazytpu import cache, metrics
+from lazytpu.config import config
+from lazytpu.executing import prefetch, runtime
+
+ROOT = Path(__file__).parents[1]
+
+SCRIPT = """
+import os, sys, time, torch, lazytpu
+from lazytpu.executing import prefetch
+
+sizes = [int(a) for a in sys.argv[1:]]
+x = torch.ones(4, 4).to(lazytpu.device())
+if os.environ.get("FORK"):
+    child = os.fork()
+    if not child:
+        os._exit(0 if (torch.ones(3) @ torch.ones(3)).item() == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+while any(not f.done() for f in list(prefetch._futures.values())):
+    time.sleep(0.01)
+results = []
+for n in sizes:
+    y = (torch.ones(n, n).to(lazytpu.device()) @ x[:, :1].expand(4, n).sum(0).reshape(n, 1)).sum()
+    lazytpu.mark_step()
+    results.append(y.item())
+counted = {n: lazytpu.metrics.counter(n) for n in ("compile", "disk_hit", "disk_prefetch")}
+print([results, *counted.values()])
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(script: Path, *sizes: int, **environment: str) -> list[object]:
+    """[results, programs compiled, loaded, and read before they were needed]."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "LAZYTPU_DISK_CACHE": "1", **environment}
+    variables["LAZYTPU_DISK_CACHE_DIR"] = str(script.parent / "cache")
+    command = [sys.executable, str(script), *map(str, sizes)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return ast.literal_eval(done.stdout)  # type: ignore[no-any-return]
+
+
+def lists(script: Path) -> list[Path]:
+    return [*(script.parent / "cache").glob("*.list")]
+
+
+def test_the_second_run_reads_ahead(script: Path) -> None:
+    first = run(script, 4, 5)
+    assert first == [[64.0, 100.0], 2, 0, 0]
+    assert run(script, 4, 5) == [first[0], 0, 2, 2]
+    assert len(lists(script)) == 1 and len(json.loads(lists(script)[0].read_text())) == 2
+    assert run(script, 4, 5, FORK="1") == [first[0], 0, 2, 2]
+
+
+def test_a_run_with_other_arguments_and_damaged_programs(script: Path) -> None:
+    run(script, 4)
+    for path in (script.parent / "cache").glob("*.lazytpu"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert run(script, 4) == [[64.0], 1, 0, 0]
+    assert run(script, 4, 4) == [[64.0, 64.0], 0, 1, 0]
+    assert len(lists(script)) == 2
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A disk cache of this test's own, and a process that has read and used nothing."""
+    for name, value in (("disk_cache", True), ("disk_cache_dir", str(tmp_path))):
+        monkeypatch.setattr(config, name, value)
+    for name, empty in (("_futures", {}), ("_noted", []), ("_used", []), ("_started", False)):
+        monkeypatch.setattr(prefetch, name, empty)
+    monkeypatch.setattr(sys, "argv", [__file__])
+    metrics.reset()
+    yield tmp_path
+
+
+KEYS = [f"{n:064x}" for n in range(40)]
+
+
+def test_what_comes_after_a_program_that_was_compiled_is_not_read(fresh: Path) -> None:
+    cache.note(prefetch._script(), KEYS[:3])
+    with prefetch.busy:  # the thread waits for its first turn
+        prefetch.start(runtime.device())
+        futures = dict(prefetch._futures)
+        prefetch.used(KEYS[9], compiled=True)
+    assert [*futures] == KEYS[:3] and all(f.cancelled() for f in futures.values())
+    assert prefetch.take(KEYS[0]) is None and cache.noted(prefetch._script()) == [KEYS[9]]
+
+
+def test_a_program_whose_turn_has_not_come_is_read_by_who_needs_it(fresh: Path) -> None:
+    cache.note(prefetch._script(), KEYS[:1])
+    with prefetch.busy:
+        prefetch.start(runtime.device())
+        assert prefetch.take(KEYS[0]) is None
+    assert metrics.counter("disk_prefetch") == 0
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "3", '["../../etc/passwd"]', "[3, null]", '["A"]'])
+def test_a_list_that_makes_no_sense_is_none(fresh: Path, text: str) -> None:
+    cache.note(KEYS[0], KEYS)
+    assert cache.noted(KEYS[0]) == KEYS
+    (fresh / f"{KEYS[0]}.list").write_text(text)
+    assert cache.noted(KEYS[0]) == []
+    cache.note(KEYS[0], KEYS[:1])
+    assert cache.noted(KEYS[0]) == KEYS[:1]
+
+
+def test_a_list_that_others_may_write_to_is_none(fresh: Path) -> None:
+    cache.note(KEYS[0], KEYS)
+    (fresh / f"{KEYS[0]}.list").chmod(0o666)
+    assert cache.noted(KEYS[0]) == []
+
+
+def test_lists_are_short_and_few(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in KEYS:
+        prefetch.used(key, compiled=False)
+    assert cache.noted(prefetch._script()) == KEYS[: prefetch._MOST]
+    monkeypatch.setattr(cache, "_MOST_LISTS", 3)
+    for n in range(6):
+        cache.note(KEYS[n], [])
+        os.utime(fresh / f"{KEYS[n]}.list", (n, n))
+    assert len([*fresh.glob("*.list")]) == 3
+    assert cache.info().files == 0 and cache.clear() == 0 and not [*fresh.glob("*.list")]
+
+
+def test_nothing_is_noted_where_no_script_runs(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for argv in (["-c"], [""], []):
+        monkeypatch.setattr(sys, "argv", argv)
+        prefetch.used(KEYS[0], compiled=True)
+    prefetch.start(runtime.device())
+    assert not [*fresh.glob("*")]
+
+
+def test_a_cache_that_is_off_reads_nothing(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.note(prefetch._script(), KEYS[:1])
+    monkeypatch.setattr(config, "disk_cache", False)
+    prefetch.start(runtime.device())
+    assert not prefetch._futures
+    assert torch.ones(2).to(lazytpu.device()).sum().item() == 2
