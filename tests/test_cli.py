@@ -133,15 +133,15 @@ def test_the_layers_a_script_asks_for(tmp_path):
 def test_the_device_gets_the_name_of_the_layer(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(layers.os, "execve", lambda *a: started.append(a))
-    monkeypatch.delenv("LAZYTPU_DEVICE_NAME", raising=False)
+    monkeypatch.setattr(layers, "_environment", {"HOME": "/"})  # as the process was started
     layers.rename_device([])
     assert started == []
     layers.rename_device([layers.LAYERS["torch_mlu"]])
     ((program, arguments, environment),) = started
     assert program == arguments[0] == sys.executable
     assert arguments[1:] == sys.orig_argv[1:]
-    assert environment["LAZYTPU_DEVICE_NAME"] == "mlu"
-    monkeypatch.setenv("LAZYTPU_DEVICE_NAME", "tpu")  # the user's choice stays
+    assert environment == {"HOME": "/", "LAZYTPU_DEVICE_NAME": "mlu"}
+    monkeypatch.setitem(layers._environment, "LAZYTPU_DEVICE_NAME", "tpu")  # the user's choice stays
     layers.rename_device([layers.LAYERS["torch_mlu"]])
     assert len(started) == 1
 

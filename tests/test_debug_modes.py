@@ -368,3 +368,15 @@ class TestBreakAt:
         x = torch.ones(2, device=device)
         with lazytpu.debug.break_at("aten.mul"), pytest.raises(bdb.BdbQuit):
             x * 2
+
+
+def test_functions_of_torch_compile_are_looked_into(device):
+    compiled = torch.compile(lambda x: (x - x).sqrt() / (x - x), backend="lazytpu")
+    x = torch.ones(3).to(device)
+    compiled(x)
+    found = lazytpu.debug.find_nan(compiled, x)
+    assert found is not None and found.op == "aten.div.Tensor"
+    assert found.site.file == __file__
+    assert lazytpu.debug.check(compiled, x + 1).compared > 2
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert compiled(x).isnan().all(), "what was compiled is used again"

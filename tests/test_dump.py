@@ -7,16 +7,22 @@ import shutil
 import time
 from pathlib import Path
 
+import jax
+import numpy
 import pytest
 import torch
 from dumped_program import FORWARD_LINE, dump_into, the_dump
 
 import lazytpu
 from lazytpu import step
-from lazytpu.debug import cost, draw, dump, hlo, links, passes
+from lazytpu.debug import cost, draw, dump, hlo, links, passes, protobuf
 from lazytpu.debug.compare import nearest, text_of, unified
 from lazytpu.debug.folder import Dump, NotADump, open_dump
-from lazytpu.reporting import ledger
+from lazytpu.dynamo.dump import in_order
+from lazytpu.executing import runtime, serialized
+from lazytpu.recording.record import cell_of
+from lazytpu.reporting import events, ledger
+from lazytpu.storage import storage_of
 
 
 @pytest.fixture(scope="module")
@@ -316,3 +322,37 @@ def test_dumping_changes_no_other_setting(
     assert lazytpu.config.metrics_file == ""
     monkeypatch.setattr(lazytpu.config, "dump", "")
     assert not ledger.measuring()
+
+
+def test_object_files_of_an_executable_stand_in_one_order(device):
+    lazytpu.step.forget()
+    x = torch.randn(8, 8).to(device)
+    y = ((x @ x).exp() @ x).sin().cumsum(0) + (x.cos() @ x).tanh()
+    expected = y.cpu()
+    executable = events.compilations[-1].executable
+    facts, data = serialized.dump(executable.compiled)
+    size, begin = protobuf.varint(data, 0)
+    begin += size
+
+    def turned(program):
+        raws = [raw for _, _, raw in protobuf.fields(program)]
+        objects = [i for i, raw in enumerate(raws) if b"\x7fELF" in raw[:32]]
+        assert len(objects) > 1
+        for i, raw in zip(objects, [raws[i] for i in reversed(objects)], strict=True):
+            raws[i] = raw
+        return b"".join(raws)
+
+    other = data[:begin] + protobuf.changed(data[begin:], 1, turned)
+    assert other != data
+    assert in_order(other) == in_order(data)
+    assert len(in_order(data)) == len(data)
+    types = [jax.ShapeDtypeStruct((8, 8), "float32")]
+    given, kept = runtime.split_donated(executable.graph, types)
+    loaded = serialized.load(facts, in_order(other), given, kept, (None, None, None))
+    (found,) = loaded([], [storage_of(cell_of(x)).buffer], None, None, None)
+    torch.testing.assert_close(torch.from_numpy(numpy.array(found)), expected)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 20, b"\x03abc\x0a\x05ab", b"\x03abc\x08\x05"])
+def test_what_is_no_executable_stays_as_it_is(data):
+    assert in_order(data) == data

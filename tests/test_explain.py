@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lazytpu
 from lazytpu import step
 from lazytpu.errors import CompileBudgetError
-from lazytpu.executing import runtime, serialized
+from lazytpu.executing import compiling, runtime, serialized
 from lazytpu.ir import cause, source
 from lazytpu.kernels import host
 from lazytpu.reporting import events
@@ -707,8 +707,7 @@ def test_flag_of_torch(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  2 ops, # s: the first graph since the trace tree was dropped (max_tree_nodes); \
-torch.get_default_dtype() was torch.float32 and is torch.float64
+2  2 ops, # s: the first graph; torch.get_default_dtype() was torch.float32 and is torch.float64
    at   [ones]"""
     )
 
@@ -721,6 +720,7 @@ def test_another_version_on_disk(device: torch.device, monkeypatch: pytest.Monke
     def again() -> None:
         y = x.sinh()  # [sinh]
         lazytpu.mark_step()
+        compiling.settle()
         del y
         step.forget()
 
@@ -1134,3 +1134,115 @@ def test_branches_in_source(tmp_path: Path) -> None:
 
 def marked_line(mark: str) -> int:
     return next(i for i, line in enumerate(LINES, 1) if line.endswith(f"# {mark}"))
+
+
+# --- what torch does differently at the same line ---------------------------------------------------------------
+
+
+def test_autocast_and_no_grad(device: torch.device) -> None:
+    w = torch.ones(3, 3).to(device).requires_grad_()
+
+    def product() -> None:
+        y = nn.functional.linear(w, w)  # [linear]
+        lazytpu.mark_step()
+        del y
+
+    product()
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        product()
+    assert kinds() == ["first", "flag"]
+    assert "torch.autocast was off and is on (bf16)" in last()
+    with torch.no_grad():
+        product()
+    assert kinds()[2:] in ([], ["flag"]), "the ops may be the same"
+    if kinds()[2:]:
+        assert "gradients are not recorded here, and were (torch.no_grad)" in last()
+
+
+def test_a_hook_in_the_backward_pass(device: torch.device) -> None:
+    w = torch.ones(3).to(device).requires_grad_()
+
+    def step_() -> None:
+        w.grad = None
+        w.sinh().cosh().sum().backward()  # [chain]
+        lazytpu.mark_step()
+
+    step_()
+    w.register_hook(lambda grad: grad * 2)  # [hooked]
+    step_()
+    text = last()
+    assert "before the cut: [hooked] runs before it, and did not" in text
+    assert "   at   [hooked]" in text
+
+
+def test_more_ops_before_the_same_cut(device: torch.device) -> None:
+    def total(n: int) -> None:
+        xs = [torch.ones(2).to(device) for _ in range(n)]
+        y = sum(x.sinh() for x in xs)  # [comprehended]
+        lazytpu.mark_step()  # [same_cut]
+        del y
+
+    total(2)
+    total(3)
+    assert (
+        last()
+        == """\
+2  6 ops, # s: parts from graph 1 at op 5, aten.sinh before the cut: \
+the loop `y = sum(x.sinh() for x in xs)` at [comprehended] ran longer
+   at   [comprehended]
+   was  [same_cut]
+   do   give the loop the same number of turns in every step, or pad"""
+    )
+
+
+def test_a_list_of_more_tensors(device: torch.device) -> None:
+    for n in (2, 3):
+        y = torch.cat([torch.ones(2).to(device) for _ in range(n)])  # [cat]
+        lazytpu.mark_step()
+        del y
+    assert (
+        last()
+        == """\
+2  1 ops, # s: parts from graph 1 at op 1 aten.cat, argument 'tensors': was a list of 2 tensors and is one of 3
+   at   [cat]
+   do   give it as many tensors in every step, or one tensor that holds them all, padded"""
+    )
+
+
+def test_a_graph_after_a_cut_in_the_middle(device: torch.device) -> None:
+    x = torch.ones(3).to(device)
+    for _ in range(2):
+        y = x.sinh()  # [before_item]
+        if y.sum().item() > 0:
+            y = y.cosh()  # [after_item]
+        lazytpu.mark_step()
+    assert kinds() == ["first", "start"]
+    assert (
+        last()
+        == """\
+2  1 ops, # s: parts from graph 1 at a graph that begins with aten.cosh, after a cut in the middle of a step
+   at   [after_item]
+   was  [before_item]"""
+    )
+
+
+def test_a_size_that_depends_on_values(device: torch.device) -> None:
+    for i in range(3):
+        y = torch.arange(5.0).to(device)
+        z = y[y > i].sum()  # [masked]
+        lazytpu.mark_step()
+    assert last().endswith("do   its size depends on values: keep all elements and choose with torch.where, or pad it")
+    del z
+
+
+def test_a_parameter_without_a_gradient(device: torch.device) -> None:
+    ws = [torch.ones(3).to(device).requires_grad_() for _ in range(2)]
+    optimizer = torch.optim.SGD(ws, lr=0.1, foreach=True)
+    for i in range(3):
+        for w in ws:
+            w.grad = torch.ones(3).to(device) if i < 2 or w is ws[0] else None
+        optimizer.step()  # [optimizer]
+        lazytpu.mark_step()
+    text = last()
+    assert "[optimizer]" in text
+    assert "makes its state" not in text

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +22,8 @@ from lazytpu.executing import runtime
 from lazytpu.ir.tree import trace
 from lazytpu.reporting import ledger, metrics_tables, metrics_xla, pace
 from lazytpu.reporting.metrics_tables import Step
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -227,18 +232,69 @@ def test_listeners_hear_each_step(device: torch.device, monkeypatch: pytest.Monk
 
 
 def test_file_of_steps(device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "steps.jsonl"
+    path, other = tmp_path / "steps.jsonl", tmp_path / "other.jsonl"
     monkeypatch.setattr(lazytpu.config, "metrics_file", str(path))
     train(device, 3)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[-3:] == lazytpu.metrics.steps()
-    assert list(lines[-1]) == list(Step._fields)
-    other = tmp_path / "other.jsonl"
+    steps = lazytpu.metrics.steps()
     monkeypatch.setattr(lazytpu.config, "metrics_file", str(other))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line, kept in zip(lines[-3:], steps, strict=True):
+        assert line.pop("ended") == pytest.approx(kept.pop("ended"), abs=1e-6)
+        assert line == pytest.approx(kept, abs=1e-9)
+    assert ["number", "ended", *list(lines[-1])[1:]] == list(Step._fields)
     lazytpu.mark_step()
     monkeypatch.setattr(lazytpu.config, "metrics_file", "")
     lazytpu.mark_step()
     assert other.read_text().count("\n") == 1 and len(path.read_text().splitlines()) == len(lines)
+
+
+ENDING = """
+import os, signal, sys, time
+import lazytpu
+for _ in range(50):
+    lazytpu.mark_step()
+child = os.fork()
+if not child:
+    sys.exit(0)  # what waited when it was forked is its parent's to write
+os.waitpid(child, 0)
+for _ in range(7):
+    lazytpu.mark_step()
+if sys.argv[1] == "killed":
+    time.sleep(0.01)
+    lazytpu.mark_step()
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "raises":
+    raise KeyError("of the program")
+sys.exit(0 if sys.argv[1] == "ends" else 3)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize(("how", "code"), [("ends", 0), ("exits", 3), ("raises", 1), ("killed", -9)])
+def test_the_file_lacks_no_step_and_has_none_twice(tmp_path: Path, how: str, code: int) -> None:
+    path = tmp_path / "steps.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, how],
+        env={**os.environ, "LAZYTPU_METRICS_FILE": str(path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    numbers = [json.loads(line)["number"] for line in path.read_text().splitlines()]
+    assert numbers == [*range(1, 59 if how == "killed" else 58)]
+
+
+def test_the_lines_of_short_steps_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "steps.jsonl")
+    monkeypatch.setattr(lazytpu.config, "metrics_file", path)
+    file = ledger._File()
+    sizes = []
+    for number, now in enumerate((1.0, 1.0005, 1.001, 1.0025, 1.003)):
+        file.write(path, Step(*range(len(Step._fields)))._replace(number=number), now)
+        sizes.append(Path(path).read_text().count("\n"))
+    assert sizes == [1, 1, 1, 4, 4]
+    file.close()
+    assert [json.loads(line)["number"] for line in Path(path).read_text().splitlines()] == [0, 1, 2, 3, 4]
 
 
 def test_loader_transfers_are_not_the_steps_own(device: torch.device) -> None:

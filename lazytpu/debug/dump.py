@@ -11,7 +11,7 @@ import json
 import linecache
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.debug import describe, draw, hlo, links
 from lazytpu.debug.compare import Text, nearest, text_of, unified
+from lazytpu.debug.folder import MANIFEST, read_json
 from lazytpu.debug.inspect import hlo_of, optimized_hlo_of, stablehlo_of
 from lazytpu.executing import runtime
 from lazytpu.ir.printer import graph_dot, graph_text
@@ -82,7 +83,7 @@ def _dump(event: Compilation, run: _Run) -> None:
             logs.note("compile", "%s of %s was not written: %s", file, name, reason, level=logs.LEVELS["warning"])
     run.graphs.append(name)
     _add_sources(run, event)
-    _write_json(run.folder / "manifest.json", _manifest(run))
+    _write_json(run.folder / MANIFEST, _manifest(run))
     timed = {"graph": name, "at_s": time.time()}
     timed |= {"lower_s": event.executable.lower_s, "compile_s": event.executable.compile_s}
     with open(run.folder / "times" / "compiles.jsonl", "a") as file_:
@@ -168,7 +169,7 @@ class _Dump:
         self._text("cause.txt", lambda: cause_text(event))
         self._diff(ir)
         about = self._manifest()
-        _write_json(self._folder / "manifest.json", about)
+        _write_json(self._folder / MANIFEST, about)
         return self._missing
 
     def _tables(self, stablehlo: str, before: str, after: str) -> None:
@@ -247,6 +248,16 @@ class _Dump:
             return otherwise
 
 
+def add_to_manifest(folder: Path, files: Mapping[str, str], missing: Mapping[str, str]) -> None:
+    """Says in the manifest of a graph that its folder has more files, with what each is, or why it is missing."""
+    path = folder / MANIFEST
+    if path.is_file():
+        about = read_json(path)
+        about["files"] |= files
+        about["missing"] |= missing
+        _write_json(path, about)
+
+
 def cause_text(event: Compilation) -> str:
     """Why a graph was compiled, without the seconds, which differ from run to run."""
     cause = event.cause
@@ -273,4 +284,4 @@ def _value(value: Any) -> str:
     return json.dumps(value, indent=1 if isinstance(value, (dict, list)) else None)
 
 
-__all__ = ["FILES", "cause_text", "dump"]
+__all__ = ["FILES", "add_to_manifest", "cause_text", "dump"]

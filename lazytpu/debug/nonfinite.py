@@ -122,8 +122,8 @@ def find_nan(
     on as ever, and what is found first is returned when it is done.
 
     Args:
-        function: a function, or one given to `lazytpu.compile`, whose calls are recorded this time.  Without one,
-            what is pending is searched, and run.
+        function: a function, or one given to `lazytpu.compile` or ``torch.compile``, whose calls are recorded this
+            time.  Without one, what is pending is searched, and run.
         args, kwargs: for the function.
         inf: whether infinities count.  Masks of attention are made with ``-inf`` on purpose; False looks for NaN only.
 

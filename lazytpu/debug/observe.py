@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -56,15 +57,25 @@ class Observed:
 
 @contextmanager
 def observing(look: Callable[[Observed], None], reason: str) -> Iterator[None]:
-    """Calls ``look`` with each graph that is cut inside; everything there is recorded, with its own line."""
+    """Calls ``look`` with each graph that is cut inside; everything there is recorded, with its own line.
 
+    What ``torch.compile`` has compiled runs as it was written.
+    """
     eager.forget_as_you_go(True)
     try:
-        with observed_now(look):
+        with uncompiled(), observed_now(look):
             yield
             step.cut(reason)
     finally:
         eager.forget_as_you_go(False)
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """Functions of ``torch.compile`` run as they were written; nothing where nobody uses it."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @contextmanager

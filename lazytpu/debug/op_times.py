@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from lazytpu.debug import xplane
 from lazytpu.debug.hlo import Instruction, parse
 from lazytpu.debug.inspect import optimized_hlo_of
 from lazytpu.debug.links import Names, origins
@@ -157,21 +158,34 @@ def _key(node: Node | None) -> tuple[str, str]:
 
 
 def name_device_events(folder: Path) -> None:
-    """Adds to the device's events, in the latest trace for Perfetto, the op, module and line they come from."""
-    traces = sorted(folder.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
-    if not traces:
-        return
-    with gzip.open(traces[-1]) as file:
-        content: dict[str, Any] = json.load(file)
+    """Adds to the device's events, in the latest trace of a folder, the op, module and line they come from.
+
+    In the file for Perfetto as well as in that for XProf.
+    """
     sources = _sources()
-    for event in content.get("traceEvents", ()):
-        about = event.get("args", {})
-        module = str(about.get("hlo_module", "")).partition("(")[0]
-        source = sources.get(module, {}).get(about.get("hlo_op", ""))
-        if source is not None and source.node is not None:
-            about["aten"], about["module"] = _key(source.node)
-            about["line"] = source.node.site.describe() if source.node.site is not None else ""
-            if source.others:
-                about["fused_with"] = ", ".join(dict.fromkeys(str(node.op.name) for node in source.others))
-    with gzip.open(traces[-1], "wt") as file:
-        json.dump(content, file)
+
+    def about(module: str, instruction: str) -> dict[str, str]:
+        source = sources.get(module.partition("(")[0], {}).get(instruction)
+        return {} if source is None else _told(source)
+
+    written = sorted(folder.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)[-1:]
+    for path in written:
+        with gzip.open(path) as file:
+            content: dict[str, Any] = json.load(file)
+        for event in content.get("traceEvents", ()):
+            known = event.get("args", {})
+            known.update(about(str(known.get("hlo_module", "")), known.get("hlo_op", "")))
+        path.write_bytes(gzip.compress(json.dumps(content).encode()))
+        for other in path.parent.glob("*.xplane.pb"):
+            other.write_bytes(xplane.with_names(other.read_bytes(), about))
+
+
+def _told(source: _Source) -> dict[str, str]:
+    """What a trace shows of an instruction."""
+    if source.node is None:
+        return {}
+    op, module = _key(source.node)
+    line = source.node.site.describe() if source.node.site is not None else ""
+    others = ", ".join(dict.fromkeys(str(node.op.name) for node in source.others))
+    told = {"aten": op, "module": module, "line": line, "fused_with": others}
+    return {name: text for name, text in told.items() if text}

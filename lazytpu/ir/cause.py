@@ -68,6 +68,7 @@ class Surroundings:
         compiled: how many graphs were compiled before.
         end: where this graph is cut.
         end_of: the number of a graph to where it was cut when it was compiled; `UNKNOWN` where that is not known.
+        resumed: this graph begins in the middle of a step, after a cut that something forced.
     """
 
     describe: Callable[[Value], str] = lambda value: ""
@@ -77,3 +78,4 @@ class Surroundings:
     compiled: int = 0
     end: Site = UNKNOWN
     end_of: Callable[[int], Site] = lambda number: UNKNOWN
+    resumed: bool = False

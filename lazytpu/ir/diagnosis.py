@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from lazytpu.ir.cause import Cause, Surroundings
-from lazytpu.ir.fork import Fork, what_left_out, what_parted
+from lazytpu.ir.fork import Fork, what_left_out, what_parted, what_went_on
 from lazytpu.ir.parting import parted
 from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Trace, Value
@@ -25,15 +25,21 @@ def cause_of(trace: Trace, key: Any, around: Surroundings) -> Cause:
         cause, other = parted(node, siblings, around)
         return replace(cause, known=_graph_through(other, around))
     if parent.parent is None:
-        text = "the first graph" + (" since the trace tree was dropped (max_tree_nodes)" if around.compiled else "")
+        dropped = around.compiled and not trace.roots  # where there are other trees, they were left for this one
+        text = "the first graph" + (" since the trace tree was dropped (max_tree_nodes)" if dropped else "")
         return Cause("first", text, node.site)
     known = _graph_through(parent, around)
     cut = around.end_of(known)
+    left_out = what_left_out(parent.site, node.site, cut, now=True)
+    if cut.file and cut == around.end:
+        way = _deciding(what_parted(node.site, cut), left_out) or what_went_on(parent.site, node.site, now=True)
+        text = f"op {node.depth}, {node.op.name} before the cut: {way.text}"
+        return Cause("branch", text, node.site, cut, remedy=way.remedy, known=known)
     return _other_length(
         "longer",
         f"the graph goes on with {node.op.name} where it was cut before, after op {parent.depth}",
         f"op {node.depth}, {node.op.name} instead of a cut",
-        what_left_out(parent.site, node.site, cut, now=True),
+        left_out,
         node.site,
         cut,
         known,
@@ -49,11 +55,15 @@ def _other_length(kind: str, text: str, parted: str, decides: Fork | None, new: 
         decides: that statement, where it is not found from the two lines.
         new, old: the line of the next op for the one that goes on, that of the cut for the other one.
     """
-    way = what_parted(new, old)
-    way = decides if not way.found and decides is not None else way
-    if way.found:
+    way = _deciding(what_parted(new, old), decides)
+    if way is not None:
         return Cause("branch", f"{parted}: {way.text}", new, old, remedy=way.remedy, known=known)
     return Cause(kind, text, new, old, remedy="cut at the same place in every step, once", known=known)
+
+
+def _deciding(way: Fork, otherwise: Fork | None) -> Fork | None:
+    """The one of two that names a statement."""
+    return way if way.found else otherwise
 
 
 def _graph_through(node: Node, around: Surroundings) -> int:
@@ -84,7 +94,7 @@ def _other_results(cursor: Node, key: Any, around: Surroundings) -> Cause:
     for old_outputs, old_donated, *_ in known:
         if old_outputs == outputs:
             return _donation(donated, old_donated, cursor, around, number)
-    old = set(min(known, key=lambda k: len(set(k[0]) ^ set(outputs)))[0])
+    old = min(known, key=lambda k: len(set(k[0]) ^ set(outputs)))[0]
     return _live(outputs, old, cursor, around, number)
 
 
@@ -95,14 +105,21 @@ def _other_end(cursor: Node, around: Surroundings) -> Cause:
         )
         return Cause("unfinished", text, cursor.site)
     following = next(reversed(cursor.children.values()))
+    known = _graph_through(cursor, around)
+    left_out = what_left_out(cursor.site, following.site, around.end, now=False)
+    if around.end.file and around.end == around.end_of(known):
+        found = _deciding(what_parted(around.end, following.site), left_out)
+        way = found or what_went_on(cursor.site, following.site, now=False)
+        text = f"op {following.depth}, a cut instead of {following.op.name}: {way.text}"
+        return Cause("branch", text, around.end, following.site, remedy=way.remedy, known=known)
     return _other_length(
         "shorter",
         f"the graph ends after op {cursor.depth} {cursor.op.name}, where it went on with {following.op.name} before",
         f"op {following.depth}, a cut instead of {following.op.name}",
-        what_left_out(cursor.site, following.site, around.end, now=False),
+        left_out,
         around.end if around.end.file else cursor.site,
         following.site,
-        _graph_through(cursor, around),
+        known,
     )
 
 
@@ -141,9 +158,12 @@ def _donation(donated: Any, old: Any, cursor: Node, around: Surroundings, known:
     )
 
 
-def _live(outputs: tuple[Value, ...], old: set[Value], cursor: Node, around: Surroundings, known: int) -> Cause:
-    more = [v for v in outputs if v not in old]
-    fewer = [v for v in old if v not in set(outputs)]
+def _without(values: tuple[Value, ...], others: set[Value]) -> list[Value]:
+    return [v for v in values if v not in others]
+
+
+def _live(outputs: tuple[Value, ...], old: tuple[Value, ...], cursor: Node, around: Surroundings, known: int) -> Cause:
+    more, fewer = _without(outputs, set(old)), _without(old, set(outputs))
     if not more and not fewer:  # one result in two tensors counts twice
         text = "the same results are held, by more or fewer tensors or in another order"
         return Cause("live", text, cursor.site, remedy="keep the same tensors in every step", known=known)

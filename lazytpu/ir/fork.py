@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lazytpu.dtypes import short_name
 from lazytpu.ir import source
 from lazytpu.ir.site import Site
 
 _KEPT = "nothing, if there are few ways: each is kept; where data decides, torch.where puts both into one graph"
 
+_ONE_EACH = "nothing, if it happens once: a graph is kept for each way"
+
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """What made the difference, in words, what to do about it, and whether a statement was found."""
+    """What made the difference, in words, what to do about it, and the line of the statement where one was found."""
 
     text: str
     remedy: str
-    found: bool = False
+    line: int = 0
+
+    @property
+    def found(self) -> bool:
+        """Whether a statement was found."""
+        return bool(self.line)
 
 
 def mode_switch(new: Site, old: Site) -> str:
@@ -36,6 +44,30 @@ def _switched(module: str, training: bool) -> str:
     return f"{module} was in {modes[not training]} mode and is in {modes[training]} mode"
 
 
+def flag_switch(new: Site, old: Site) -> str:
+    """What was switched around a line that both paths have: ``torch.autocast was off and is on (bf16)``; else empty."""
+    if new.stack[:1] != old.stack[:1] or new.modes == old.modes:
+        return ""
+    (grad, cast), (_, was) = new.modes, old.modes
+    if cast == was:
+        return (
+            f"gradients are {'recorded here, and were not' if grad else 'not recorded here, and were'} (torch.no_grad)"
+        )
+    told = [f"on ({short_name(dtype)})" if dtype is not None else "off" for dtype in (was, cast)]
+    return f"torch.autocast was {told[0]} and is {told[1]}"
+
+
+def hook(new: Site, old: Site) -> str:
+    """What is told where one of two ops belongs to a gradient, and the other to a function called in between."""
+    if new.backward == old.backward or not new.stack or not old.stack or set(new.stack[1:]) & set(old.stack[1:]):
+        return ""
+    ours = old if new.backward else new
+    if len(ours.stack) > 1 and not new.backward:
+        return ""
+    now = "no longer runs" if new.backward else "runs"
+    return f"{source.place(*ours.stack[0])} {now} in the middle of the backward pass: a hook, or a function's backward"
+
+
 def what_parted(new: Site, old: Site) -> Fork:
     """The statement that sent two runs different ways.
 
@@ -47,11 +79,6 @@ def what_parted(new: Site, old: Site) -> Fork:
     branch = _branch(new.stack[0], old.stack[0]) or _branch(at, was)
     if branch is not None:
         return _of_branch(branch, branch.inside)
-    if at == was and ".step(" in source.line_text(*at):
-        return Fork(
-            f"{source.place(*at)} took another way inside torch: an optimizer makes its state in its first step",
-            "nothing in a second step: all later ones are like it",
-        )
     if at == was:
         return Fork(f"{source.place(*at)} took another way inside the call", _KEPT)
     return Fork(f"Python took another way, to {source.place(*at)} instead of {source.place(*was)}", _KEPT)
@@ -72,12 +99,34 @@ def what_left_out(last: Site, further: Site, cut: Site, *, now: bool) -> Fork | 
     return None if branch is None else _of_branch(branch, now)
 
 
+def what_went_on(last: Site, further: Site, *, now: bool) -> Fork:
+    """Why more ops come before a cut than before, where no statement is found.
+
+    Args:
+        last: of the op before which both are alike.
+        further: of the op after it.
+        now: whether it goes on this time, and did not the time before.
+    """
+    at = further.stack[0] if further.stack else None
+    if at is None:
+        return Fork("Python did more" if now else "Python did less", _KEPT)
+    loop = source.comprehension_on(*at) if at in last.stack else None
+    if loop is not None:
+        return _of_branch(loop, now)
+    place = source.place(*at)
+    if at in last.stack:
+        return Fork(f"{place} does {'more' if now else 'less'} inside the call than before", _ONE_EACH)
+    return Fork(f"{place} {'runs before it, and did not' if now else 'does not run before it, and did'}", _KEPT)
+
+
 def _of_branch(branch: source.Branch, longer: bool) -> Fork:
     where = f"`{branch.text}` at {source.place(branch.file, branch.line)}"
     if not branch.loop:
-        return Fork(f"{where} took another way", _KEPT, True)
+        return Fork(f"{where} took another way", _KEPT, branch.line)
     ending = "ran longer" if longer else "ended sooner"
-    return Fork(f"the loop {where} {ending}", "give the loop the same number of turns in every step, or pad", True)
+    return Fork(
+        f"the loop {where} {ending}", "give the loop the same number of turns in every step, or pad", branch.line
+    )
 
 
 def _branch(at: tuple[str, int], was: tuple[str, int]) -> source.Branch | None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lazytpu.ir import fork
+from lazytpu.ir import fork, source
 from lazytpu.ir.cause import Cause, Surroundings
 from lazytpu.ir.layout import Layout
+from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Value
 from lazytpu.recording.schema import ABSENT
 
 _MAX_SHOWN = 4
+_OF_DATA = "its size depends on values: keep all elements and choose with torch.where, or pad it"
+_MAKES_STATE = tuple(f"aten.{name}" for name in ("zeros", "full", "empty", "ones", "new_", "clone"))
+_OTHER_GRADIENTS = fork.Fork(
+    "the backward pass computes another gradient here: autograd's graph is another, or gone through in another order",
+    "nothing in a second step, where gradients of gradients may take another order; else keep what requires gradients",
+)
 
 
 def parted(node: Node, siblings: list[Node], around: Surroundings) -> tuple[Cause, Node]:
@@ -25,7 +32,7 @@ def parted(node: Node, siblings: list[Node], around: Surroundings) -> tuple[Caus
     other = min(reversed(same_op or siblings), key=lambda s: (s.site != node.site, len(_differences(node, s))))
     cause = _of_arguments(node, other, siblings, around) if same_op else None
     if cause is None or node.site != other.site and cause.kind != "mode":
-        cause = _of_control_flow(node, other)
+        cause = _of_control_flow(node, other, around)
     return cause, other
 
 
@@ -38,7 +45,7 @@ def _of_arguments(node: Node, other: Node, siblings: list[Node], around: Surroun
     return None
 
 
-def _of_control_flow(node: Node, other: Node) -> Cause:
+def _of_control_flow(node: Node, other: Node, around: Surroundings) -> Cause:
     """The cause where the ops of the two paths come from other places, or are others."""
     switched = fork.mode_switch(node.site, other.site) or _dropout_switch(node, other)
     if switched:
@@ -48,6 +55,15 @@ def _of_control_flow(node: Node, other: Node) -> Cause:
             node.site,
             other.site,
             remedy="nothing: one graph for train() and one for eval() are kept",
+        )
+    switched = fork.flag_switch(node.site, other.site)
+    if switched:
+        return Cause(
+            "flag",
+            f"op {node.depth}, {_instead(node, other)}: {switched}",
+            node.site,
+            other.site,
+            remedy="nothing: one graph for each is kept",
         )
     if node.site.adds_up != other.site.adds_up:
         added = "is added to the one that is there, where there was none before"
@@ -60,10 +76,43 @@ def _of_control_flow(node: Node, other: Node) -> Cause:
             remedy="nothing if gradients are accumulated; else optimizer.zero_grad() before each backward()",
         )
     way = fork.what_parted(node.site, other.site)
-    if node.depth == 1 and not way.found:
-        return Cause("start", f"a graph that begins with {node.op.name}", node.site, other.site)
+    begins_elsewhere = node.depth == 1 and (around.resumed or node.site != other.site)
+    if begins_elsewhere and not _decides(way, node.site, other.site):
+        after = ", after a cut in the middle of a step" if around.resumed else ""
+        return Cause("start", f"a graph that begins with {node.op.name}{after}", node.site, other.site)
+    if not way.found:
+        way = _inside_torch(node, other) or way
     text = f"op {node.depth}, {_instead(node, other)}: {way.text}"
     return Cause("branch", text, node.site, other.site, remedy=way.remedy)
+
+
+def _decides(way: fork.Fork, new: Site, old: Site) -> bool:
+    """Whether a statement decides how a graph begins: one that stands before one of the lines has been left behind."""
+    return way.found and (new.file != old.file or way.line <= min(new.line, old.line))
+
+
+def _inside_torch(node: Node, other: Node) -> fork.Fork | None:
+    """What sent torch another way, where the user's own lines do not tell."""
+    hooked = fork.hook(node.site, other.site)
+    if hooked:
+        return fork.Fork(hooked, "nothing, if it is there in every step from now on")
+    if node.site.backward and other.site.backward:
+        return _OTHER_GRADIENTS
+    if not node.site.stack or node.site.stack != other.site.stack:
+        return None
+    where = f"{node.site} took another way inside torch"
+    if ".step(" not in source.line_text(*node.site.stack[0]):
+        why = "what requires a gradient, or an argument that is no tensor, decides"
+        return fork.Fork(f"{where}: {why}", "nothing, if there are few ways: each is kept")
+    if node.op.name.startswith(_MAKES_STATE) or other.op.name.startswith(_MAKES_STATE):
+        return fork.Fork(
+            f"{where}: an optimizer makes its state in its first step",
+            "nothing in a second step: all later ones are like it",
+        )
+    return fork.Fork(
+        f"{where}: other parameters have gradients, or the optimizer's settings are others",
+        "give the same parameters gradients in every step: zero_grad(set_to_none=False) gives zeros for none",
+    )
 
 
 def _dropout_switch(node: Node, other: Node) -> str:
@@ -121,6 +170,14 @@ def _difference(
             other.site,
             remedy="nothing: one graph for train() and one for eval() are kept",
         )
+    if _is_list_of_tensors(new) and _is_list_of_tensors(old):
+        return Cause(
+            "operand",
+            f"{where}: was a list of {len(old)} tensors and is one of {len(new)}",
+            node.site,
+            other.site,
+            remedy="give it as many tensors in every step, or one tensor that holds them all, padded",
+        )
     seen = list(dict.fromkeys(_shown(n.key[position + 1]) for n in [*siblings, node] if n.op is node.op))
     return Cause(
         "attribute",
@@ -130,6 +187,10 @@ def _difference(
         _seen(len(seen), "value", seen),
         "keep it the same, or expect one graph for each value: it decides shapes or selects the formula",
     )
+
+
+def _is_list_of_tensors(x: Any) -> bool:
+    return isinstance(x, tuple) and any(isinstance(e, Value) for e in x)
 
 
 def _mode(training: Any) -> str:
@@ -154,13 +215,14 @@ def _other_value(
     described = around.describe(new)
     if new.node is None and old.node is None and new.index == old.index:
         changed = _change(new.layout, old.layout)
+        of_data = around.resumed and described.endswith(f"at {node.site}")  # it came from the CPU in the same line
         return Cause(
             "input",
             f"{where}: input %p{new.index} was {old.layout.describe()} and is {new.layout.describe()}: {changed}",
             node.site,
             other.site,
             "; ".join(filter(None, (described, _seen(len(seen), "type", [lay.describe() for lay in seen])))),
-            _remedy_for_input(changed, described),
+            _OF_DATA if of_data else _remedy_for_input(changed, described),
         )
     return Cause(
         "operand",

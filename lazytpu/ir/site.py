@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from lazytpu.config import config
 from lazytpu.ir import gradients
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_AUTOCAST = os.path.join(_OURS, "kernels", "autocast.py")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = os.sep + "site-packages" + os.sep  # may lie inside the folder of the standard library
@@ -38,6 +40,7 @@ class Site:
         stack: (file, line) of all the frames of the user, the innermost first.
         training: the ``training`` flags of the outermost and the innermost module being called; None without one.
         adds_up: it adds a gradient to the one that a parameter has already.
+        modes: whether gradients are recorded, and the dtype of ``torch.autocast``, None where it is off.
     """
 
     file: str = ""
@@ -47,6 +50,7 @@ class Site:
     stack: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
     training: tuple[bool, bool] | None = field(default=None, compare=False, repr=False)
     adds_up: bool = field(default=False, compare=False, repr=False)
+    modes: tuple[bool, torch.dtype | None] = field(default=(True, None), compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
@@ -66,20 +70,27 @@ def is_user_file(name: str) -> bool:
     return not name.startswith(_STDLIB) or _PACKAGES in name
 
 
-def here(before: Site | None = None) -> Site:
+def here(before: Site | None = None, op: Any = None) -> Site:
     """The site of the op that is being recorded.
 
     Args:
         before: that of the op before it.
+        op: what is recorded, if anything is.
     """
     node = torch._C._current_autograd_node()
-    if node is not None and not _in_hook(sys._getframe(1)):
+    site = _of_op(node, before, sys._getframe(1))
+    is_view = getattr(getattr(op, "recorded", None), "is_view", False)  # recorded where it is read, by another op
+    if op is not None and not is_view and torch.is_grad_enabled():
+        gradients.note(site, op.name, node is not None)
+    return site
+
+
+def _of_op(node: Any, before: Site | None, frame: FrameType | None) -> Site:
+    if node is not None and not _in_hook(frame):
         return _in_backward(node, before)
-    site = _of_frames(sys._getframe(1))
+    site = _of_frames(frame)
     if not site.file and threading.current_thread() is not threading.main_thread():
         return _of_frames(_frame_of_main())
-    if node is None and torch.is_grad_enabled():
-        gradients.note(site)
     return site
 
 
@@ -136,17 +147,21 @@ def _innermost(frame: FrameType | None) -> Site:
 
 
 def _of_frames(frame: FrameType | None) -> Site:
-    lines, modules = [], []
+    lines, modules, casts = [], [], torch.is_autocast_enabled(config.device_name)
     while frame is not None:
         code = frame.f_code
-        if code is _CALL_CODE:
+        if code.co_filename == _AUTOCAST:  # what it calls is told that it is off
+            casts = True
+        elif code is _CALL_CODE:
             modules.append(frame.f_locals["self"])
         elif is_user_file(code.co_filename):
             lines.append((code.co_filename, frame.f_lineno))
         frame = frame.f_back
     file, line = lines[0] if lines else ("", 0)
     training = (modules[-1].training, modules[0].training) if modules else None
-    return Site(file, line, _module_path(modules[::-1]), False, _interned(lines), training)
+    path = _module_path(modules[::-1])
+    modes = torch.is_grad_enabled(), torch.get_autocast_dtype(config.device_name) if casts else None
+    return Site(file, line, path, False, _interned(lines), training, False, modes)
 
 
 def _interned(lines: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 _Loop = (ast.For, ast.AsyncFor, ast.While)
 _Choice = (ast.If, ast.Match, ast.Try, *_Loop)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 MAX_TEXT = 60
 
 
@@ -89,6 +90,15 @@ def entered_after(file: str, line: int, before: int) -> Branch | None:
             part = _part_of(node, line)
             if part >= 0 and _part_of(node, before) != part:
                 return Branch(file, node.lineno, line_text(file, node.lineno), isinstance(node, _Loop), part == 0)
+    return None
+
+
+def comprehension_on(file: str, line: int) -> Branch | None:
+    """The outermost comprehension or generator expression that a line is in."""
+    tree = _tree(file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, _COMPREHENSIONS) and node.lineno <= line <= (node.end_lineno or 0):
+            return Branch(file, node.lineno, line_text(file, node.lineno), True, True)
     return None
 
 

@@ -307,7 +307,7 @@ def _new_node(
     for position in promoted:
         args[position] = _number(type(bound[position]), counts)
     node = Node(parent)
-    node.op, node.key, node.site = op, key, site.here(parent.site)
+    node.op, node.key, node.site = op, key, site.here(parent.site, op)
     node.args, node.kwargs = _call_form(op, args)
     if op.random:
         node.kwargs["rng"] = Number("i", counts[1], "rng")

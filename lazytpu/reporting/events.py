@@ -17,6 +17,7 @@ from lazytpu.errors import CompileBudgetError
 from lazytpu.ir.cause import Cause
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.site import UNKNOWN, Site
+from lazytpu.ir.tree import trace
 from lazytpu.reporting import logs
 
 
@@ -99,6 +100,7 @@ listeners: list[Callable[[Compilation], None]] = []
 MAX_KEPT = 1000
 _SAME_PATH = ("live", "donation", "setting", "longer", "shorter", "forgotten")  # kinds whose paths do not part
 _total = 0
+_resumed = 0  # number of the graph that was begun by the latest forced cut
 
 
 def compiled(graph: Graph, cause: Cause, executable: Any, end: Site = UNKNOWN) -> None:
@@ -227,10 +229,17 @@ def one_line(event: Compilation) -> str:
 
 
 def cut(reason: str, line: str) -> None:
-    """Notes a cut that something other than ``mark_step`` forced."""
+    """Notes a cut that something other than ``mark_step`` forced, when it is done."""
+    global _resumed
+    _resumed = trace.recorded_step
     cuts.setdefault((reason, line), Tally()).count += 1
     if logs.is_on("cut"):
         logs.note("cut", "cut by %s at %s", reason, line)
+
+
+def is_resumed() -> bool:
+    """Whether the graph that is recorded, or is being cut, begins after a cut that something forced."""
+    return _resumed == trace.recorded_step
 
 
 def waited(reason: str, line: str, seconds: float, *, after_cut: bool) -> None:

@@ -41,6 +41,7 @@ def surroundings() -> Surroundings:
         events.compiled_before(),
         place_here(),
         events.end_of,
+        events.is_resumed(),
     )
 
 

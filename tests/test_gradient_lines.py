@@ -1,0 +1,136 @@
+"""The lines of the ops of backward passes, above all where gradients have gradients: the right one, or none."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import lazytpu
+from lazytpu import step
+from lazytpu.ir import gradients
+
+HERE = Path(__file__)
+LINES = HERE.read_text().splitlines()
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No graph is known and nothing was noted."""
+    monkeypatch.setattr(gradients, "_tables", type(gradients._tables)(maxlen=8))
+    monkeypatch.setattr(gradients, "_graphs", type(gradients._graphs)(maxlen=32))
+    monkeypatch.setattr(gradients, "_ours", gradients._Ours())
+    step.forget()
+    yield
+    step.forget()
+
+
+def lines(*tensors: torch.Tensor) -> list[tuple[str, str]]:
+    """Op and mark of the line of each op of a graph, with ``+`` behind those of gradients."""
+    found = []
+    for text in lazytpu.ir_text(*tensors).splitlines():
+        match = re.search(rf"= (aten\.[\w.]+)\(.*{HERE.name}:(\d+)(.*)", text)
+        if match:
+            mark = re.search(r"# (\w+)$", LINES[int(match[2]) - 1])
+            found.append((match[1].removeprefix("aten."), (mark[1] if mark else "?") + "+" * ("backward" in match[3])))
+    return found
+
+
+def twice(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    a = w * x  # mul
+    b = a.sin()  # sin
+    y = b.exp().sum()  # exp
+    (g,) = torch.autograd.grad(y, w, create_graph=True)  # grad
+    return g.square().sum()  # square
+
+
+SECOND = [
+    ("mul.Tensor", "mul+"),  # of g = (...) * x
+    ("mul.Tensor", "sin+"),  # of (...) * cos(a)
+    ("mul.Tensor", "sin+"),
+    ("sin", "sin+"),
+    ("neg", "sin+"),
+    ("mul.Tensor", "sin+"),
+    ("mul.Tensor", "exp+"),  # of (...) * exp(b)
+]
+
+
+def second_pass(device: torch.device, n: int) -> list[tuple[str, str]]:
+    w, x = torch.randn(n).to(device).requires_grad_(), torch.randn(n).to(device)
+    loss = twice(w, x)
+    loss.backward()  # backward
+    assert w.grad is not None
+    found = lines(w.grad)
+    last = max(i for i, (_, line) in enumerate(found) if line == "square+")
+    lazytpu.mark_step()
+    return found[last + 1 :]
+
+
+def test_gradients_of_gradients_have_the_line_of_the_op_that_the_gradient_is_of(device: torch.device) -> None:
+    found = second_pass(device, 3)
+    assert found[: len(SECOND)] == SECOND
+    assert "backward" not in {line for _, line in found}, "all are known"
+
+
+def test_they_have_it_in_later_steps_too(device: torch.device) -> None:
+    first = second_pass(device, 3)
+    for _ in range(3):
+        assert second_pass(device, 3) == first
+    assert second_pass(device, 4) == first, "recorded anew, with other numbers"
+
+
+def test_what_is_not_known_has_the_line_of_the_call(device: torch.device) -> None:
+    w, x = torch.randn(5).to(device).requires_grad_(), torch.randn(5).to(device)
+    for more in (False, True):
+        w.grad = None
+        loss = twice(w, x)
+        if more:
+            loss = loss + (w * 2).cos().sum()  # more
+        loss.backward()  # backward
+        assert w.grad is not None
+        found = lines(w.grad)
+        lazytpu.mark_step()
+    known = {"mul", "sin", "exp", "grad", "square", "mul+", "sin+", "exp+", "square+", "more", "more+", "backward"}
+    assert {line for _, line in found} <= known | {"backward+"}
+    wrong = [(op, line) for op, line in found if op == "neg" and line not in ("sin+", "backward+", "more+")]
+    assert wrong == [], "only what is a sine's or a cosine's gradient has a negation"
+    assert ("sin", "exp+") not in found and ("cos", "exp+") not in found
+
+
+def test_threads_that_count_alike_are_told_apart(device: torch.device) -> None:
+    found: dict[str, list[tuple[str, str]]] = {}
+    once = threading.Lock()
+
+    def left() -> None:
+        with once:
+            w = torch.randn(6).to(device).requires_grad_()
+            w.sinh().sum().backward()  # left
+            assert w.grad is not None
+            found["left"] = lines(w.grad)
+
+    def right() -> None:
+        with once:
+            w = torch.randn(7).to(device).requires_grad_()
+            w.tanh().sum().backward()  # right
+            assert w.grad is not None
+            found["right"] = lines(w.grad)
+
+    for work in (left, right):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert {line for _, line in found["left"]} == {"left", "left+"}
+    assert {line for _, line in found["right"]} == {"right", "right+"}
+
+
+def test_no_node_of_autograd_is_kept(device: torch.device) -> None:
+    w, x = torch.randn(8).to(device).requires_grad_(), torch.randn(8).to(device)
+    held = torch.randn(8, requires_grad=True).to(device) * x
+    watched = held.untyped_storage()
+    before = torch._C._storage_Use_Count(watched._cdata)  # type: ignore[attr-defined]
+    (twice(w, x) + (held * w).sum()).backward()
+    assert torch._C._storage_Use_Count(watched._cdata) == before  # type: ignore[attr-defined]
