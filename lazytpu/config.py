@@ -25,6 +25,12 @@ class Config:
         "cpu", "what an op without lowering does: run on the CPU with a warning, or raise", ("cpu", "error")
     )
     matmul_precision: str = _setting("highest", "precision of matrix products of f32", ("highest", "high", "default"))
+    lowerings: str = _setting(
+        "auto",
+        "which of several lowerings to take; auto chooses by platform and shape",
+        ("auto", "own_convolution", "xla_convolution", "blocked_attention", "whole_attention"),
+        several=True,
+    )
     max_graph_ops: int = _setting(50_000, "a graph that grows past this many ops is cut by itself")
     max_tree_nodes: int = _setting(500_000, "the trace tree is forgotten when it grows past this many nodes")
     max_executables: int = _setting(1_000, "compiled graphs kept in memory, the least recently used go first")

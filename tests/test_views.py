@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -301,3 +302,19 @@ def test_copies_by_stride_see_the_memory_around_a_view(offset: int | None, devic
         return torch.as_strided_copy(view, (2, 2), (3, 1), offset), written, written.stride()
 
     assert list(differences(run("cpu"), run(device), loosely=True)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d", "conv3d"])
+def test_convolutions_keep_channels_last_as_the_cpu_does(device, name, dtype):
+    n = int(name[-2])
+    last = torch.channels_last if n == 2 else torch.channels_last_3d
+    for of_x, of_w, of_grad in itertools.product((torch.contiguous_format, last), repeat=3):
+        strides = []
+        for where in ("cpu", device):
+            x = torch.ones(2, 4, *[5] * n, dtype=dtype).to(where, memory_format=of_x).requires_grad_()
+            w = torch.ones(4, 4, *[3] * n, dtype=dtype).to(where, memory_format=of_w).requires_grad_()
+            y = getattr(torch.nn.functional, name)(x, w)
+            gradients = torch.autograd.grad(y, (x, w), torch.ones_like(y).contiguous(memory_format=of_grad))
+            strides.append([t.stride() for t in (y, *gradients)])
+        assert strides[0] == strides[1]

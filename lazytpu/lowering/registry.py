@@ -26,6 +26,8 @@ from typing import Any, TypeVar
 import jax
 import torch
 
+from lazytpu.config import config
+
 Rule = Callable[..., Any]
 _R = TypeVar("_R", bound=Rule)
 
@@ -106,6 +108,12 @@ def lowering_for(platform: str) -> Iterator[None]:
         yield
     finally:
         _platform.pop()
+
+
+def forced(*lowerings: str) -> str:
+    """The one of several lowerings that ``lazytpu.config.lowerings`` asks for; empty where the rule is to choose."""
+    asked = config.lowerings
+    return next((name for name in lowerings if name in asked), "") if asked != "auto" else ""
 
 
 def target_platform() -> str:

@@ -41,6 +41,7 @@ _NORMS = {
     aten._native_batch_norm_legit.no_stats,
     aten._batch_norm_with_update_functional.default,
 }
+_CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}  # strides depend on the device's kernel
 _WHERE, _POW = aten.where.self, aten.pow.Tensor_Scalar
 
 
@@ -73,6 +74,8 @@ def _type_of(key: Any) -> Any:
 
 def _infer_checked(op: Op, node: Node) -> tuple[tuple[Layout | None, ...], Any, tuple[Layout, ...] | None]:
     kwargs = {k: v for k, v in node.kwargs.items() if k != "rng"}
+    if "generator" in op.positions and op.arguments[op.positions["generator"]].kwarg_only:
+        kwargs["generator"] = None  # some overloads have to be given one
     start = time.perf_counter()
     try:
         types = _infer_list(op, node, kwargs) or _infer(op, *_in_domain(op, node.args, kwargs))
@@ -252,6 +255,8 @@ def _on_meta(overload: Any, args: Any, kwargs: Any, device: dict[str, Any]) -> A
     if overload is _POW and type(metas[1]) is bool and metas[0].dtype is torch.bool:
         return torch.empty_like(metas[0])  # the meta kernel takes the exponent for an integer
     try:
+        if overload in _CONVOLUTIONS and any(_is_not_row_major(x) for x in metas[:3]):
+            return _on_fake(overload, metas, keywords, device)
         results = overload(*metas, **keywords, **device)
         return results if overload not in _NORMS else _as_the_cpu_keeps_statistics(metas, results)
     except NotImplementedError as no_meta:
@@ -263,6 +268,11 @@ def _on_meta(overload: Any, args: Any, kwargs: Any, device: dict[str, Any]) -> A
         if not str(error).startswith("cond must be a bool"):  # a check of the meta kernel's own that is ill-formed
             raise
         return _on_zeros(overload, metas, keywords, device, error)
+
+
+def _is_not_row_major(x: Any) -> bool:
+    """Whether strides are others than those of a new tensor; where sizes are 1, several say the same."""
+    return isinstance(x, torch.Tensor) and x.stride() != torch.empty(x.shape, device="meta").stride()
 
 
 def _as_the_cpu_keeps_statistics(metas: Any, results: Any) -> Any:

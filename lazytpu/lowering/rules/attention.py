@@ -10,6 +10,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules import attention_blocks as blocks
 from lazytpu.lowering.rules.matmul import product
 from lazytpu.lowering.rules.operands import compute_dtype
 from lazytpu.lowering.rules.random import mask
@@ -28,8 +29,8 @@ def _grouped(x, like):
     return x if x.shape[-3] == like.shape[-3] else x.reshape(*like.shape[:-2], -1, x.shape[-1])
 
 
-def _masked_scores(q, k, bias, is_causal, scale):
-    """``scale * q k^T + bias`` of [..., heads, queries, keys] in the type to compute in."""
+def _masked_scores(q, k, bias, is_causal, scale, first=0):
+    """``scale * q k^T + bias`` of [..., heads, queries, keys] in the type to compute in, from row ``first`` on."""
     dtype = compute_dtype(q.dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = _batched(_grouped(q, k), k, -1, -1).reshape(*q.shape[:-1], k.shape[-2]) * jnp.asarray(scale, dtype)
@@ -37,7 +38,7 @@ def _masked_scores(q, k, bias, is_causal, scale):
         scores = scores + bias.astype(dtype)
     if is_causal:
         rows, columns = (lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - i) for i in (2, 1))
-        scores = jnp.where(rows >= columns, scores, -jnp.inf)
+        scores = jnp.where(rows + jnp.asarray(first, jnp.int32) >= columns, scores, -jnp.inf)
     return scores
 
 
@@ -55,7 +56,40 @@ def _dropped(weights, dropout_p, rng):
 
 def _attention(out, q, k, v, bias, dropout_p, is_causal, scale, rng):
     """The result and the logarithms of the sums, in the types of ``out[0]`` and ``out[1]``."""
-    scores = _masked_scores(q, k, bias, is_causal, scale)
+    rows = blocks.rows_at_a_time(q, k)
+    how = dropout_p, is_causal, scale
+    y, logs = _in_turns(q, k, v, bias, rng, rows, how) if rows else _at_once(q, k, v, bias, rng, *how)
+    return y.reshape(out[0].shape).astype(out[0].dtype), logs.reshape(out[1].shape).astype(out[1].dtype)
+
+
+def _in_turns(q, k, v, bias, rng, rows, how):
+    results = []
+    for span in blocks.spans(q.shape[-2], k.shape[-2], rows, how[1]):
+        keys, values, of_keys = k[..., : span[2], :], v[..., : span[2], :], _some_keys(bias, span[2])
+
+        def turn(first, count=rows, keys=keys, values=values, of_keys=of_keys):
+            part = blocks.some_rows(q, first, count), keys, values, blocks.some_rows(of_keys, first, count)
+            y, logs = _at_once(*part, blocks.key_of(rng, first), *how, first=first)
+            return y.reshape(*q.shape[:-2], count, -1), logs[..., None]
+
+        count, rest, left = blocks.turns(span, rows)
+        if count:
+            results.append(
+                [blocks.joined(x) for x in lax.map(lambda i, t=turn, s=span[0]: t(s + i * rows), jnp.arange(count))]
+            )
+        if left:
+            results.append(turn(rest, left))
+    y, logs = (jnp.concatenate(parts, -2) for parts in zip(*results, strict=True))
+    return y, logs[..., 0]
+
+
+def _some_keys(bias, keys):
+    """The bias of the first keys."""
+    return bias if bias is None or bias.shape[-1] == 1 else bias[..., :keys]
+
+
+def _at_once(q, k, v, bias, rng, dropout_p, is_causal, scale, first=0):
+    scores = _masked_scores(q, k, bias, is_causal, scale, first)
     top = jnp.max(scores, -1, keepdims=True, initial=-jnp.inf)
     weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0, top))
     total = jnp.sum(weights, -1, keepdims=True)
@@ -63,29 +97,64 @@ def _attention(out, q, k, v, bias, dropout_p, is_causal, scale, rng):
     weights = weights / jnp.where(total == 0, 1, total)  # from `logs` they would not add up to one, nor would gradients
     if rng is not None:
         weights = _dropped(weights, dropout_p, rng)
-    y = _batched(_grouped(weights.astype(v.dtype), v), v, -1, -2)
-    return y.reshape(out[0].shape).astype(out[0].dtype), logs.reshape(out[1].shape).astype(out[1].dtype)
+    return _batched(_grouped(weights.astype(v.dtype), v), v, -1, -2), logs
 
 
 def _gradients(out, grad, q, k, v, bias, result, logs, dropout_p, is_causal, scale, rng):
     """Gradients of q, k, v and the bias; ``out`` holds None for those that are not wanted."""
+    logs = logs.reshape(q.shape[:-1])
+    rows = 0 if len(out) > 3 and out[3] is not None else blocks.rows_at_a_time(q, k)
+    how = dropout_p, is_causal, scale
+    if rows:
+        results = _gradients_in_turns(grad, q, k, v, bias, result, logs, rng, rows, how)
+    else:
+        results = _gradients_at_once(grad, q, k, v, bias, result, logs, rng, *how)
+    if len(out) > 3:
+        results[3:] = [None if out[3] is None else _summed_to(results[3], out[3].shape)]
+    return tuple(None if o is None else r.reshape(o.shape).astype(o.dtype) for r, o in zip(results, out, strict=False))
+
+
+def _gradients_in_turns(grad, q, k, v, bias, result, logs, rng, rows, how):
+    of_q, sums = [], [jnp.zeros(x.shape, compute_dtype(x.dtype)) for x in (k, v)]
+    for span in blocks.spans(q.shape[-2], k.shape[-2], rows, how[1]):
+        keys, values, of_keys = k[..., : span[2], :], v[..., : span[2], :], _some_keys(bias, span[2])
+
+        def turn(carry, first, count=rows, keys=keys, values=values, of_keys=of_keys):
+            g, some_q, y, log = (blocks.some_rows(x, first, count) for x in (grad, q, result, logs[..., None]))
+            part = g, some_q, keys, values, blocks.some_rows(of_keys, first, count), y, log[..., 0]
+            dq, dk, dv, _ = _gradients_at_once(*part, blocks.key_of(rng, first), *how, first=first)
+            added = [c + d.reshape(c.shape) for c, d in zip(carry, (dk, dv), strict=True)]
+            return added, dq.reshape(some_q.shape)
+
+        carry = [x[..., : span[2], :] for x in sums]
+        count, rest, left = blocks.turns(span, rows)
+        if count:
+            carry, dq = lax.scan(lambda c, i, t=turn, s=span[0]: t(c, s + i * rows), carry, jnp.arange(count))
+            of_q.append(blocks.joined(dq))
+        if left:
+            carry, dq = turn(carry, rest, left)
+            of_q.append(dq)
+        sums = [jnp.concatenate([c, x[..., span[2] :, :]], -2) for c, x in zip(carry, sums, strict=True)]
+    return [jnp.concatenate(of_q, -2), *sums]
+
+
+def _gradients_at_once(grad, q, k, v, bias, result, logs, rng, dropout_p, is_causal, scale, first=0):
+    """Gradients of q, k and v, and of the scores."""
     dtype = compute_dtype(q.dtype)
     factor = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype)
-    weights = _weights(_masked_scores(q, k, bias, is_causal, scale), logs.astype(dtype).reshape(q.shape[:-1]))
+    weights = _weights(_masked_scores(q, k, bias, is_causal, scale, first), logs.astype(dtype))
     used, of_weights = weights, _batched(_grouped(grad, v), v, -1, -1).reshape(weights.shape)
     if rng is not None:
         used, of_weights = (_dropped(w, dropout_p, rng) for w in (weights, of_weights))
     along = jnp.sum(grad.astype(dtype) * result.astype(dtype), -1, keepdims=True)
     of_scores = weights * (of_weights - along)
     rows = _grouped((of_scores * factor).astype(q.dtype), k)
-    results = [
+    return [
         _batched(rows, k, -1, -2),
         _batched(rows, _grouped(q, k), -2, -2),
         _batched(_grouped(used.astype(v.dtype), v), _grouped(grad, v), -2, -2),
+        of_scores,
     ]
-    if len(out) > 3:
-        results.append(None if out[3] is None else _summed_to(of_scores, out[3].shape))
-    return tuple(None if o is None else r.reshape(o.shape).astype(o.dtype) for r, o in zip(results, out, strict=True))
 
 
 def _summed_to(x, shape):

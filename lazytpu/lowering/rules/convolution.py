@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazytpu.lowering.registry import lowers, target_platform
+from lazytpu.lowering.registry import forced, lowers, target_platform
 from lazytpu.lowering.rules import conv_groups, conv_matmul, conv_narrow
 from lazytpu.lowering.rules.operands import compute_dtype
 
@@ -25,7 +25,8 @@ def _xla_conv(x, w, shape, stride, padding, dilation, groups):
 
 def _own_lowering():
     """Whether XLA's convolution is too slow on the platform, as it is on CPUs (benchmarks/conv_lowerings.py)."""
-    return target_platform() == "cpu"
+    how = forced("own_convolution", "xla_convolution")
+    return how == "own_convolution" if how else target_platform() == "cpu"
 
 
 def _ungrouped(*how):
@@ -56,11 +57,24 @@ def _weight_transpose(grad, x, shape, *how):
     return jax.linear_transpose(lambda w: _xla_conv(x, w, grad.shape, *how), w)(grad)[0]
 
 
+def _weight_gradient(grad, x, shape, rounded_to, how):
+    """The transpose, or as the CPU's plain kernel has it, rounded to a type after each element of the batch."""
+
+    def of(grad, x):
+        return _weight_transpose(grad, x, shape, *how)
+
+    return of(grad, x) if rounded_to is None else conv_narrow.summed_by_element(of, (grad, x), shape, rounded_to)
+
+
 def _computed(*arrays):
     """The arrays in the type to compute in: CPUs have no half-precision convolution worth the name."""
     if target_platform() != "cpu":
         return arrays
     return tuple(a.astype(compute_dtype(a.dtype)) for a in arrays)
+
+
+def _plain_kernel(dtype, *sizes):
+    return _own_lowering() and conv_narrow.takes_plain_kernel(dtype, *sizes)
 
 
 def _sizes(values, n):
@@ -79,7 +93,7 @@ def convolution(out, x, w, bias, stride, padding, dilation, transposed, output_p
     x, w = _computed(x, w)
     if 0 in out.shape or 0 in x.shape or 0 in w.shape:
         y = jnp.zeros(out.shape, x.dtype)
-    elif transposed and _own_lowering() and conv_narrow.is_rounded_by_tap(out.dtype, how[0], _sizes(output_padding, n)):
+    elif transposed and _plain_kernel(out.dtype, how[0], _sizes(output_padding, n)):
         y = conv_narrow.transposed(x, w, out.shape, out.dtype, *how)
     elif transposed:
         y = _input_transpose(x, w, out.shape, *how)
@@ -107,7 +121,9 @@ def convolution_backward(
         if empty:
             dw = jnp.zeros(w.shape, w.dtype)
         else:
-            dw = _weight_transpose(*((x, grad) if transposed else (grad, x)), w.shape, *how)
+            of_plain = _plain_kernel(out[1].dtype, how[0], _sizes(output_padding, n))
+            pair = (x, grad) if transposed else (grad, x)
+            dw = _weight_gradient(*pair, w.shape, out[1].dtype if of_plain else None, how)
         dw = dw.astype(out[1].dtype)
     if output_mask[2]:
         db = jnp.sum(grad, (0, *range(2, grad.ndim)), dtype=compute_dtype(grad.dtype)).astype(out[2].dtype)
