@@ -87,6 +87,8 @@ def register() -> None:
     backend_registration.rename_privateuse1_backend(name)
     if not hasattr(torch.Tensor, f"is_{name}"):  # torch has its own for its own names, such as "xla"
         backend_registration.generate_methods_for_privateuse1_backend()
+    else:  # which is about another slot of torch's
+        setattr(LazyTensor, f"is_{name}", True)
     torch._register_device_module(name, torch_module)
     accelerator.register()
     metas.register()
@@ -202,7 +204,7 @@ def kernel_for(overload: OpOverload) -> Any:
         twin = functional_twin(overload)
         if twin is None or not can_lower(twin):
             return host.fallback(overload)
-        general = in_place(overload, twin)
+        general = domains.checked_when_new(overload, in_place(overload, twin))
         op = op_of(overload, twin)
         if not _writes_first_only(overload):
             return general
@@ -211,7 +213,7 @@ def kernel_for(overload: OpOverload) -> Any:
         return fast.in_place(op, general) if fast.can_generate(op) and len(overload._schema.returns) == 1 else general
     if not can_lower(overload):
         return host.fallback(overload)
-    general = functional(overload)
+    general = domains.checked_when_new(overload, functional(overload))
     if foreach.can_take(op) and op.returns is None:
         return foreach.functional(op, general)
     return fast.functional(op, general) if fast.can_generate(op) and _returns_tensors(overload) else general

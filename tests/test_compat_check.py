@@ -59,6 +59,47 @@ def test_each_name_has_a_verdict() -> None:
     assert all(f.advice for f in checker.check_source(SCRIPT) if f.verdict == DIFFERS)
 
 
+ROUNDABOUT = """\
+import importlib
+import torch_xla as tx
+from torch_xla.core.xla_model import *
+from torch_xla.core import xla_model as m
+
+other = m
+bridge = importlib.import_module("torch_xla.core.dynamo_bridge")
+whole = __import__("torch_xla.core.xla_model", fromlist=["x"])
+top = __import__("torch_xla.runtime")
+
+class Trainer:
+    def __init__(self):
+        self.xm = other
+
+    def run(self):
+        mark_step()
+        self.xm.send(1)
+        getattr(m, "recv", None)
+        whole.DeviceContext
+        top.runtime.world_size()
+        tx.core.xla_model.check_view_sharing
+        send(2)
+other = None
+"""
+
+
+def test_names_are_followed_through_what_they_are_given_to() -> None:
+    found = {(f.line, f.name, f.verdict) for f in checker.check_source(ROUNDABOUT)}
+    xm = "torch_xla.core.xla_model"
+    assert {(line, name) for line, name, verdict in found if verdict == LACKS} == {
+        (7, "torch_xla.core.dynamo_bridge"),
+        (17, f"{xm}.send"),
+        (18, f"{xm}.recv"),
+        (19, f"{xm}.DeviceContext"),
+        (21, f"{xm}.check_view_sharing"),
+        (22, f"{xm}.send"),
+    }
+    assert {(3, xm, WORKS), (16, f"{xm}.mark_step", WORKS), (20, "torch_xla.runtime.world_size", WORKS)} <= found
+
+
 TENSORFLOW = """\
 import tensorflow as tf
 from tensorflow import keras

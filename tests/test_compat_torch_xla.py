@@ -24,11 +24,13 @@ import torch_xla  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.amp as xla_amp  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.debug.metrics as met  # type: ignore[import-not-found]  # noqa: E402
+import torch_xla.debug.profiler as xp  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.distributed.parallel_loader as pl  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.distributed.xla_multiprocessing as xmp  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.runtime as xr  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.utils.serialization as xser  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.utils.utils as xu  # type: ignore[import-not-found]  # noqa: E402
+from torch_xla.experimental import eager_mode_context  # type: ignore[import-not-found]  # noqa: E402
 
 
 def test_both_names_are_one_module() -> None:
@@ -109,6 +111,73 @@ def test_step_closures_run_in_order_with_the_values_of_then(device: torch.device
     assert len(seen) == 2
 
 
+def test_a_loader_ends_steps_and_runs_their_closures(device: torch.device) -> None:
+    seen: list[Any] = []
+
+    def again(x: torch.Tensor) -> None:  # a closure that a closure adds is for the next step
+        seen.append(int(x.sum()))
+        xm.add_step_closure(again, (x + 1,))
+
+    steps = lazytpu.metrics.counter("step")
+    for i, batch in enumerate(pl.MpDeviceLoader([torch.full((1,), n) for n in range(3)], device)):
+        seen.append(f"step {i}")
+        if i == 0:
+            xm.add_step_closure(again, (batch,))
+    assert seen == ["step 0", 0, "step 1", 1, "step 2", 2]
+    assert lazytpu.metrics.counter("step") - steps == 4  # one before the first batch
+    with xp.StepTrace("step", step_num=3):
+        torch.ones(1, device=device)
+    assert seen[-1] == 3
+    xm._closures.clear()
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).to(device).parameters(), lr=0.1)
+    assert xm._fetch_gradients(optimizer) == []
+
+
+def test_what_is_compiled_is_lazy_where_all_else_is_not(device: torch.device) -> None:
+    x = torch.ones(3, device=device)
+    eager = []
+
+    @torch_xla.step()
+    @torch_xla.compile()
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        eager.append(lazytpu.config.eager)
+        return x + 1
+
+    with eager_mode_context(True):
+        assert inside(x).tolist() == [2, 2, 2]
+        assert lazytpu.config.eager
+        with pytest.raises(ZeroDivisionError), torch_xla.compile():
+            raise ZeroDivisionError
+        assert lazytpu.config.eager
+    assert eager == [False]
+    with pytest.raises(ValueError, match="XLA_FLAGS"):
+        torch_xla.compile(inside, custom_compile_options={"xla_cpu_enable_fast_math": True})
+
+
+@QUIET[0]
+@QUIET[1]
+def test_torchs_backend_for_torch_xla_is_ours(device: torch.device) -> None:
+    net = nn.Linear(3, 2).to(device)
+    x = torch.ones(2, 3, device=device)
+    torch.testing.assert_close(torch.compile(net, backend="openxla")(x), net(x))
+
+
+@pytest.mark.parametrize("wanted", ["CPU", "TPU", "XYZ"])
+def test_the_platform_comes_from_a_variable(wanted: str) -> None:
+    code = (
+        "import warnings\nwith warnings.catch_warnings(record=True) as told:\n    warnings.simplefilter('always')\n"
+        "    import lazytpu.compat.torch_xla as t\nprint(t.xm.device_type(), *(w.message for w in told))\n"
+        "import lazytpu\nprint(lazytpu.config.eager)"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    variables |= {"PJRT_DEVICE": wanted, "XLA_USE_EAGER_DEBUG_MODE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
+    told, eager = done.stdout.splitlines()
+    assert eager == "True"
+    ran = told.partition(" ")[0]
+    assert told == ran if ran == wanted else told.startswith(f"{ran} PJRT_DEVICE={wanted}, but ")
+
+
 def test_compile_is_one_graph(device: torch.device) -> None:
     x = torch.arange(4.0, device=device)
     cuts = lazytpu.metrics.counter("cut")
@@ -133,6 +202,10 @@ def test_compile_keeps_its_limits(device: torch.device) -> None:
     once(x)
     with pytest.raises(RuntimeError, match="once: 2 different graphs, 1 are allowed"):
         once(x[:2].clone())
+    again = torch_xla.compile(lambda x: x.tan() * 4, max_different_graphs=1)
+    again(x)
+    with pytest.raises(RuntimeError, match="2 different graphs, 1 are allowed"):
+        again(x[:2].clone())
 
 
 def test_collectives_of_one(device: torch.device) -> None:
@@ -298,7 +371,7 @@ SCRIPT = """
 import torch, torch_xla
 import torch_xla.core.xla_model as xm
 t = torch.ones(2, 2, device=xm.xla_device())
-print(t.device, t + t, t.mm(t).device.type, torch.device("xla:0") == t.device)
+print(t.device, t + t, t.mm(t).device.type, torch.device("xla:0") == t.device, t.is_xla)
 xm.mark_step()
 """
 
@@ -320,6 +393,6 @@ def test_the_runner_needs_no_edit(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("xla:0 tensor([[2., 2.],\n        [2., 2.]], device='xla:0') xla True")
+    assert done.stdout.startswith("xla:0 tensor([[2., 2.],\n        [2., 2.]], device='xla:0') xla True True")
     assert "aten.add" in files["graphs"].read_text()
     assert "Counter: MarkStep" in files["metrics"].read_text()

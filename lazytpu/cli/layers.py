@@ -6,15 +6,14 @@ that stands in for it (`lazytpu.compat`) and gives the device the name the scrip
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lazytpu.cli.imports import Imports
 from lazytpu.config import config
 
 
@@ -35,43 +34,23 @@ LAYERS = {
     layer.package: layer for layer in (Layer("torch_xla", "xla"), Layer("torch_mlu", "mlu"), Layer("torch_tpu", "tpu"))
 }
 _VARIABLE = "LAZYTPU_DEVICE_NAME"
+_environment, _folder = dict(os.environ), os.getcwd()  # as they were before the script
 
 
-def layers_of(script: Path) -> list[Layer]:
-    """The layers that a script, or a module beside it that it imports, asks for, in order of appearance."""
-    found: dict[str, Layer] = {}
-    seen: set[Path] = set()
-    waiting = [script]
-    while waiting:
-        path = waiting.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        for name in imported_names(path):
-            package = name.partition(".")[0]
-            if package in LAYERS:
-                found[package] = LAYERS[package]
-            waiting += _beside(script.parent, name)
-    return list(found.values())
+def layers_of(script: str | Path, is_module: bool = False) -> list[Layer]:
+    """The layers that a script, or a module of its own that it imports, asks for, in order of appearance.
+
+    Args:
+        script: a file, a folder or zip with ``__main__.py``, or the name of a module.
+        is_module: whether it is a module's name.
+    """
+    packages = (name.partition(".")[0] for name in Imports(str(script), is_module).names())
+    return [LAYERS[package] for package in dict.fromkeys(packages) if package in LAYERS]
 
 
-def imported_names(path: Path) -> Iterator[str]:
-    """The absolute names of the modules that the import statements of a file name; none where it is not Python."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # running it will say what is wrong
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-
-
-def _beside(folder: Path, name: str) -> list[Path]:
-    """The file of a module that lies beside the script."""
-    base = folder.joinpath(*name.split("."))
-    return [path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]
+def wants_another_name(layers: list[Layer]) -> bool:
+    """Whether a layer calls the device otherwise than it is called, and the user has not set its name."""
+    return any(layer.device_name != config.device_name for layer in layers) and _VARIABLE not in _environment
 
 
 def rename_device(layers: list[Layer]) -> None:
@@ -79,12 +58,13 @@ def rename_device(layers: list[Layer]) -> None:
 
     The name is fixed when lazytpu is imported, which has happened by now.  A name that the user set stays.
     """
-    wanted = [layer.device_name for layer in layers if layer.device_name != config.device_name]
-    if not wanted or _VARIABLE in os.environ:
+    if not wants_another_name(layers):
         return
+    wanted = next(layer.device_name for layer in layers if layer.device_name != config.device_name)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _VARIABLE: wanted[0]})
+    os.chdir(_folder)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**_environment, _VARIABLE: wanted})
 
 
 def available(layers: list[Layer]) -> list[Layer]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import lazytpu
-from lazytpu.cli import layers
+from lazytpu.cli import late_imports, layers, spawned
 from lazytpu.debug.passes import FLAGS
 from lazytpu.ir.tree import trace
 
@@ -50,6 +50,8 @@ class Script:
             print(f"{sys.executable}: can't open file {self.target!r}: no such file", file=sys.stderr)
             return 2
         layers.install(self.layers)
+        late_imports.watch(self.layers, self.target, self.is_module)
+        spawned.teach(self.layers)
         sys.argv = [self.target, *self.arguments]
         _hide_own_frames()
         ended: SystemExit | None = None
@@ -121,7 +123,7 @@ def run(
     if unknown:
         raise typer.BadParameter(f"no layer for {', '.join(unknown)}", param_hint="--compat")
     needed = [layers.LAYERS[name] for name in compat or ()]
-    needed = layers.available(needed or (layers.layers_of(Path(script)) if not module else []))
+    needed = layers.available(needed or layers.layers_of(script, module))
     layers.rename_device(needed)
     if dump is not None:
         lazytpu.config.dump = str(dump)

@@ -13,6 +13,7 @@ import torch
 
 from lazytpu.compat import lacking, tensorflow_names
 from lazytpu.compat.finder import PACKAGES
+from lazytpu.compat.script_names import ScriptNames
 from lazytpu.torch_api import torch_module
 
 WORKS, DIFFERS, LACKS = "works", "differs", "lacks"
@@ -75,22 +76,7 @@ def check_script(script: Path) -> list[Finding]:
 def check_source(source: str, file: str = "<script>") -> list[Finding]:
     """The findings for the text of a script."""
     tree = ast.parse(source, file)
-    aliases: dict[str, str] = {}
-    found: list[Finding] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                aliases[alias.asname or alias.name.partition(".")[0]] = (
-                    alias.name if alias.asname else alias.name.partition(".")[0]
-                )
-                found += _judged(alias.name, node.lineno)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                aliases[alias.asname or alias.name] = full
-                found += _judged(full, node.lineno)
-    for node, name in _names(tree, aliases):
-        found += _judged(name, node.lineno)
+    found = [finding for name, line in ScriptNames(tree, _star).uses() for finding in _judged(name, line)]
     found += [
         Finding(node.lineno, f".{node.func.attr}()", LACKS, f"use instead: {_METHODS[node.func.attr]}")
         for node in ast.walk(tree)
@@ -99,18 +85,14 @@ def check_source(source: str, file: str = "<script>") -> list[Finding]:
     return sorted(set(found))
 
 
-def _names(tree: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[ast.expr, str]]:
-    """The dotted names that begin with something imported, the longest form of each."""
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in inner:
-            parts: list[str] = []
-            at: ast.expr = node
-            while isinstance(at, ast.Attribute):
-                parts.append(at.attr)
-                at = at.value
-            if isinstance(at, ast.Name) and at.id in aliases:
-                yield node, ".".join([aliases[at.id], *reversed(parts)])
+def _star(module: str) -> list[str]:
+    """What ``from module import *`` brings in, with what the stand-in lacks of it."""
+    prefix = f"{module}."
+    lacks = [name.removeprefix(prefix) for name in lacking.INSTEAD if name.startswith(prefix) or "." not in name]
+    if module.partition(".")[0] not in PACKAGES or _spec_of(f"lazytpu.compat.{module}") is None:
+        return lacks
+    loaded = importlib.import_module(f"lazytpu.compat.{module}")
+    return [*getattr(loaded, "__all__", [n for n in vars(loaded) if not n.startswith("_")]), *lacks]
 
 
 def _judged(name: str, line: int) -> Iterator[Finding]:

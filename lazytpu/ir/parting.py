@@ -101,7 +101,7 @@ def _inside_torch(node: Node, other: Node) -> fork.Fork | None:
     if not node.site.stack or node.site.stack != other.site.stack:
         return None
     where = f"{node.site} took another way inside torch"
-    if ".step(" not in source.line_text(*node.site.stack[0]):
+    if ".step(" not in source.code_of(*node.site.stack[0]):
         why = "what requires a gradient, or an argument that is no tensor, decides"
         return fork.Fork(f"{where}: {why}", "nothing, if there are few ways: each is kept")
     if node.op.name.startswith(_MAKES_STATE) or other.op.name.startswith(_MAKES_STATE):

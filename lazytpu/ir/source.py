@@ -42,10 +42,14 @@ class Loop:
     over: str
 
 
+def code_of(file: str, line: int) -> str:
+    """A line of a file without indentation and comment; empty where the source is not at hand."""
+    return linecache.getline(file, line).strip().partition("  #")[0].rstrip()
+
+
 def line_text(file: str, line: int) -> str:
-    """A line of a file without indentation and comment, shortened; empty where the source is not at hand."""
-    text = linecache.getline(file, line).strip()
-    return _short(text.partition("  #")[0].rstrip())
+    """As `code_of`, shortened."""
+    return _short(code_of(file, line))
 
 
 def _short(text: str) -> str:

@@ -93,6 +93,16 @@ def lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, drive
     return _lstsq(a, b, rcond, driver=driver)
 
 
+def warned_at(text: str, category: type[Warning]) -> None:
+    """Warns at the user's line, however many calls of torch lie between."""
+    where = site.here()
+    text = f"{text}, at {where.describe()}"
+    if where.file:
+        warnings.warn_explicit(text, category, where.file, where.line)
+    else:
+        warnings.warn(text, category, stacklevel=3)
+
+
 def fallback(overload: OpOverload) -> Callable[..., Any]:
     """The kernel of an op without lowering: runs on the CPU, or raises when so configured."""
     name = display_name(overload)
@@ -105,11 +115,7 @@ def fallback(overload: OpOverload) -> Callable[..., Any]:
         metrics.count_fallback(name)
         if name not in _warned:
             _warned.add(name)
-            warnings.warn(
-                f"{name} has no lowering and runs on the CPU, at {site.here().describe()}",
-                FallbackWarning,
-                stacklevel=2,
-            )
+            warned_at(f"{name} has no lowering and runs on the CPU", FallbackWarning)
         line, start = site.line_of_read(), time.perf_counter()
         try:
             return run_on_host(overload, args, kwargs, f"fallback of {name}")

@@ -21,14 +21,10 @@ from lazytpu.quantization.convert import (
     quantize_static,
     quantize_weights,
 )
-from lazytpu.quantization.modules import (
-    QuantizedConv,
-    QuantizedEmbedding,
-    QuantizedLinear,
-    QuantizedLSTM,
-    WeightOnlyLinear,
-)
-from lazytpu.quantization.training import RoundedConv, RoundedLinear
+from lazytpu.quantization.modules import QuantizedConv, QuantizedEmbedding, QuantizedLinear
+from lazytpu.quantization.recurrence import QuantizedLSTM
+from lazytpu.quantization.training import RoundedConv, RoundedEmbedding, RoundedLinear
+from lazytpu.quantization.weight_only import WeightOnlyConv, WeightOnlyEmbedding, WeightOnlyLinear
 
 __all__ = [
     "QuantizedConv",
@@ -36,7 +32,10 @@ __all__ = [
     "QuantizedLSTM",
     "QuantizedLinear",
     "RoundedConv",
+    "RoundedEmbedding",
     "RoundedLinear",
+    "WeightOnlyConv",
+    "WeightOnlyEmbedding",
     "WeightOnlyLinear",
     "calibrate",
     "convert",

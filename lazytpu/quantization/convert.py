@@ -5,32 +5,31 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
-from lazytpu.quantization.modules import (
-    QuantizedConv,
-    QuantizedEmbedding,
-    QuantizedLinear,
-    QuantizedLSTM,
-    WeightOnlyLinear,
-)
+from lazytpu.quantization.modules import QuantizedConv, QuantizedEmbedding, QuantizedLinear
 from lazytpu.quantization.numbers import DTYPES, largest, scale_for
-from lazytpu.quantization.training import RoundedConv, RoundedLinear
+from lazytpu.quantization.recurrence import Make, QuantizedLSTM
+from lazytpu.quantization.training import RoundedConv, RoundedEmbedding, RoundedLinear
+from lazytpu.quantization.weight_only import WeightOnlyConv, WeightOnlyEmbedding, WeightOnlyLinear
 
 Replace = Callable[[str, nn.Module], nn.Module | None]
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_STATE = 1.0  # the largest state of an LSTM, a product of a sigmoid and a tanh
+_WATCHED = (nn.Linear, nn.LSTM, *_CONVS)
 
 
 def quantize_weights(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Module:
     """Weights as integers, products of floats.
 
     Args:
-        module: with Linear and Embedding inside.
-        bits: 8, or 4 with a scale for each ``group`` of inputs.
-        group: see ``bits``; a Linear whose ``in_features`` it does not divide gets int8.
+        module: with Linear, Conv1d to Conv3d, Embedding and LSTM inside.
+        bits: 8, or 4 with a scale for each ``group`` of the weights of an output.
+        group: see ``bits``; where it does not divide them, the next smaller even number that does, down to 16.  A
+            weight for which there is none gets int8.
 
     Raises:
         ValueError: ``bits`` is neither 4 nor 8, or ``group`` is odd.
@@ -42,8 +41,14 @@ def quantize_weights(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Mo
 
     def replace(name: str, m: nn.Module) -> nn.Module | None:
         if type(m) is nn.Linear:
-            return WeightOnlyLinear(m, 8 if m.in_features % group else bits, group)
-        return QuantizedEmbedding(m) if type(m) is nn.Embedding and m.max_norm is None else None
+            return WeightOnlyLinear(m, bits, group)
+        if isinstance(m, _CONVS) and type(m) in _CONVS:
+            return WeightOnlyConv(m, bits, group)
+        if _is_table(m):
+            return QuantizedEmbedding(m) if bits == 8 else WeightOnlyEmbedding(m, bits, group)
+        if _is_lstm(m):
+            return QuantizedLSTM(m, make=lambda linear, layer, part: WeightOnlyLinear(linear, bits, group))
+        return None
 
     return _replaced(module, replace)
 
@@ -79,15 +84,14 @@ def quantize_static(
     """
 
     def replace(name: str, m: nn.Module) -> nn.Module | None:
-        if type(m) in (nn.Linear, *_CONVS):
-            return _integers(m, scale_for(ranges[name], bits), bits, per_channel)
-        return _integers(m, None, bits, per_channel)
+        watched = type(m) in _WATCHED and (type(m) is not nn.LSTM or _is_lstm(m))
+        return _integers(m, scale_for(ranges[name], bits) if watched else None, bits, per_channel)
 
     return _replaced(module, replace)
 
 
 def calibrate(module: nn.Module, batches: Iterable[Any]) -> dict[str, torch.Tensor]:
-    """The largest magnitude of the input of each Linear and Conv in a run over sample data.
+    """The largest magnitude of the input of each Linear, Conv and LSTM in a run over sample data.
 
     Args:
         module: called with each batch, in its present mode and without gradients.
@@ -112,9 +116,7 @@ def _watched(module: nn.Module, ranges: dict[str, torch.Tensor]) -> Iterator[Non
 
         return note
 
-    hooks = [
-        m.register_forward_pre_hook(watch(n)) for n, m in module.named_modules() if type(m) in (nn.Linear, *_CONVS)
-    ]
+    hooks = [m.register_forward_pre_hook(watch(n)) for n, m in module.named_modules() if type(m) in _WATCHED]
     try:
         yield
     finally:
@@ -125,7 +127,7 @@ def _watched(module: nn.Module, ranges: dict[str, torch.Tensor]) -> Iterator[Non
 def prepare_training(
     module: nn.Module, bits: int = 8, per_channel: bool = True, momentum: float = 0.9, in_place: bool = False
 ) -> nn.Module:
-    """A module that rounds weights and inputs of Linear and Conv while it trains; then `convert` it.
+    """A module that rounds weights and inputs of Linear, Conv, Embedding and LSTM in training; then `convert` it.
 
     Args:
         module: what to train.
@@ -140,10 +142,23 @@ def prepare_training(
     if not 2 <= bits <= 31:
         raise ValueError(f"bits is from 2 to 31, not {bits}")
 
+    def rounded_cell(linear: nn.Linear, layer: int, part: str) -> nn.Module:
+        if part == "ih" and layer == 0:
+            return RoundedLinear(linear, bits, per_channel, momentum)
+        made = RoundedLinear(linear, bits, per_channel, momentum=1.0)  # its range stays
+        made.amax.fill_(_STATE)
+        return made
+
     def replace(name: str, m: nn.Module) -> nn.Module | None:
         if type(m) is nn.Linear:
             return RoundedLinear(m, bits, per_channel, momentum)
-        return RoundedConv(m, bits, per_channel, momentum) if isinstance(m, _CONVS) and type(m) in _CONVS else None
+        if isinstance(m, _CONVS) and type(m) in _CONVS:
+            return RoundedConv(m, bits, per_channel, momentum)
+        if _is_table(m):
+            return RoundedEmbedding(m, bits, per_channel)
+        if _is_lstm(m):
+            return QuantizedLSTM(m, make=rounded_cell)
+        return None
 
     return _replaced(module, replace, in_place)
 
@@ -159,7 +174,7 @@ def convert(module: nn.Module) -> nn.Module:
         if isinstance(m, (RoundedLinear, RoundedConv)):
             scale = scale_for(m.amax, m.bits)
             return _integers(m.as_conv() if isinstance(m, RoundedConv) else m, scale, m.bits, m.per_row)
-        return None
+        return _integers(m, None, m.bits, m.per_row) if isinstance(m, RoundedEmbedding) else None
 
     return _replaced(module, replace)
 
@@ -172,9 +187,29 @@ def _integers(m: nn.Module, input_scale: torch.Tensor | None, bits: int, per_row
         return QuantizedLinear(m, input_scale, bits, per_row)  # type: ignore[arg-type]
     if isinstance(m, _CONVS) and m.padding_mode == "zeros":
         return QuantizedConv(m, input_scale, bits, per_row)
-    if type(m) is nn.Embedding and m.max_norm is None:
-        return QuantizedEmbedding(m)
-    return QuantizedLSTM(m, bits) if type(m) is nn.LSTM and not m.proj_size else None
+    if _is_table(m) or isinstance(m, RoundedEmbedding):
+        return QuantizedEmbedding(m, bits, per_row)
+    return QuantizedLSTM(m, make=_cell_of(input_scale, bits, per_row)) if _is_lstm(m) else None
+
+
+def _is_table(m: nn.Module) -> TypeGuard[nn.Embedding]:
+    return type(m) is nn.Embedding and m.max_norm is None
+
+
+def _is_lstm(m: nn.Module) -> TypeGuard[nn.LSTM]:
+    return type(m) is nn.LSTM and not m.proj_size
+
+
+def _cell_of(input_scale: torch.Tensor | None, bits: int, per_row: bool) -> Make:
+    """How the products of an LSTM become integers; with a scale for its input, the others know theirs, too."""
+
+    def make(linear: nn.Linear, layer: int, part: str) -> nn.Module:
+        if input_scale is None or part == "ih" and layer == 0:
+            return QuantizedLinear(linear, input_scale, bits, per_row)
+        state = torch.full((), _STATE, device=linear.weight.device)
+        return QuantizedLinear(linear, scale_for(state, bits), bits, per_row)
+
+    return make
 
 
 def _replaced(module: nn.Module, replace: Replace, in_place: bool = False) -> nn.Module:
@@ -195,4 +230,6 @@ def _replaced(module: nn.Module, replace: Replace, in_place: bool = False) -> nn
         new.train(m.training)
         return new
 
-    return visit("", module)
+    replaced = visit("", module)
+    made.clear()  # `visit` refers to itself, and would keep what was replaced, with its parameters
+    return replaced

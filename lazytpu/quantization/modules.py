@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +14,27 @@ from lazytpu.quantization.numbers import (
     integer_conv,
     integer_linear,
     largest,
-    pack_int4,
     scale_for,
     to_integers,
-    unpack_int4,
 )
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-class _Integers(nn.Module):
+class KeepsScales(nn.Module):
+    """A module whose scales stay float32 when it is cast: those of 16 bits are too small for float16."""
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        kept = {name: self._buffers.get(name) for name in ("scale", "input_scale")}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, scale in kept.items():
+            moved = self._buffers.get(name)
+            if scale is not None and moved is not None and moved.dtype != scale.dtype:
+                self._buffers[name] = scale.to(moved.device)
+        return self
+
+
+class _Integers(KeepsScales):
     """A weight in integers, and what its inputs are rounded with.
 
     Attributes:
@@ -112,122 +124,28 @@ def _padding(source: Conv) -> list[tuple[int, int]]:
     return [(int(p), int(p)) for p in source.padding]
 
 
-class QuantizedEmbedding(nn.Module):
-    """``nn.Embedding`` with an int8 table and a scale for each row."""
+class QuantizedEmbedding(KeepsScales):
+    """``nn.Embedding`` with a table of int8 or int16 and a scale for each row, or one for all."""
 
     weight: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, source: nn.Embedding) -> None:
+    def __init__(self, source: nn.Embedding, bits: int = 8, per_row: bool = True) -> None:
         super().__init__()
         if source.max_norm is not None:
             raise ValueError("max_norm changes the table in each call, which is not quantized")
-        scale = scale_for(largest(source.weight, 0), 8)
-        self.register_buffer("weight", to_integers(source.weight.detach(), scale[:, None], 8))
+        scale = scale_for(largest(source.weight, 0 if per_row else None), bits)
+        self.register_buffer("weight", to_integers(source.weight.detach(), along(scale, 0, 2), bits))
         self.register_buffer("scale", scale)
         self.dtype = source.weight.dtype
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return (self.weight[ids].to(torch.float32) * self.scale[ids][..., None]).to(self.dtype)
+        scale = self.scale[ids][..., None] if self.scale.dim() else self.scale
+        return (self.weight[ids].to(torch.float32) * scale).to(self.dtype)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype  # as of a float table
+        return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
-        return f"{'x'.join(map(str, self.weight.shape))}, int8"
-
-
-class WeightOnlyLinear(nn.Module):
-    """``nn.Linear`` whose weight is int8, a scale for each row, or int4, a scale for each group of a row.
-
-    The product is of floats; what is saved are the bytes of the weight, in memory and on the way to the multipliers.
-    """
-
-    weight: torch.Tensor
-    scale: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __init__(self, source: nn.Linear, bits: int = 8, group: int = 32) -> None:
-        super().__init__()
-        if bits not in (4, 8):
-            raise ValueError(f"bits is 4 or 8, not {bits}")
-        if bits == 4 and (source.in_features % group or group % 2):
-            raise ValueError(f"group is even and divides in_features: {group} does not fit {source.in_features}")
-        self.bits, self.group = bits, group if bits == 4 else source.in_features
-        weight = source.weight.detach().reshape(source.out_features, -1, self.group)
-        scale = scale_for(weight.abs().amax(-1), bits)
-        q = (weight / scale[..., None]).round().to(torch.int8).reshape(source.out_features, -1)
-        self.register_buffer("weight", pack_int4(q) if bits == 4 else q)
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if source.bias is None else source.bias.detach().clone())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q = unpack_int4(self.weight) if self.bits == 4 else self.weight
-        rows = q.reshape(q.shape[0], -1, self.group).to(x.dtype) * self.scale[..., None].to(x.dtype)
-        return F.linear(x, rows.reshape(q.shape), self.bias)
-
-    def extra_repr(self) -> str:
-        return f"{'x'.join(map(str, self.weight.shape))}, int{self.bits} weight"
-
-
-class QuantizedLSTM(nn.Module):
-    """``nn.LSTM`` with integer products: the inputs of all times in one, the state in one for each time."""
-
-    def __init__(self, source: nn.LSTM, bits: int = 8) -> None:
-        super().__init__()
-        if source.proj_size:
-            raise ValueError("proj_size is not quantized")
-        self.hidden_size, self.num_layers, self.dropout = source.hidden_size, source.num_layers, source.dropout
-        self.batch_first, self.directions = source.batch_first, 2 if source.bidirectional else 1
-        self.cells = nn.ModuleList()
-        for layer in range(self.num_layers):
-            for direction in range(self.directions):
-                suffix = f"l{layer}{'_reverse' if direction else ''}"
-                self.cells.append(nn.ModuleList(_product(source, part, suffix, bits) for part in ("ih", "hh")))
-
-    def forward(self, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor] | None = None) -> Any:
-        """As ``nn.LSTM`` for a tensor [time, batch, features] (or batch first, or without batch)."""
-        lone = x.dim() == 2
-        if lone:
-            x = x.unsqueeze(1)
-            state = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
-        elif self.batch_first:
-            x = x.transpose(0, 1)
-        if state is None:
-            zeros = x.new_zeros((len(self.cells), x.shape[1], self.hidden_size))
-            state = zeros, zeros
-        hidden, memory = [], []
-        for layer in range(self.num_layers):
-            outs = []
-            for direction in range(self.directions):
-                at = layer * self.directions + direction
-                out, h, c = self._run(self.cells[at], x.flip(0) if direction else x, state[0][at], state[1][at])
-                outs.append(out.flip(0) if direction else out)
-                hidden.append(h)
-                memory.append(c)
-            x = torch.cat(outs, -1)
-            if self.dropout and self.training and layer + 1 < self.num_layers:
-                x = F.dropout(x, self.dropout)
-        h, c = torch.stack(hidden), torch.stack(memory)
-        if lone:
-            return x.squeeze(1), (h.squeeze(1), c.squeeze(1))
-        return (x.transpose(0, 1) if self.batch_first else x), (h, c)
-
-    def _run(
-        self, cell: Any, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        from_input, from_state = cell
-        outs = []
-        for gates in from_input(x).unbind(0):
-            i, f, g, o = (gates + from_state(h)).chunk(4, -1)
-            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            h = o.sigmoid() * c.tanh()
-            outs.append(h)
-        return torch.stack(outs), h, c
-
-
-def _product(source: nn.LSTM, part: str, suffix: str, bits: int) -> QuantizedLinear:
-    """One of the two products of an LSTM's cell."""
-    weight = getattr(source, f"weight_{part}_{suffix}").detach()
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=source.bias, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if source.bias:
-        linear.bias = nn.Parameter(getattr(source, f"bias_{part}_{suffix}").detach(), requires_grad=False)
-    return QuantizedLinear(linear, None, bits)
+        return f"{'x'.join(map(str, self.weight.shape))}, {str(self.weight.dtype).removeprefix('torch.')}"

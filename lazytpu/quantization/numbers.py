@@ -37,15 +37,26 @@ def scale_for(amax: torch.Tensor, bits: int) -> torch.Tensor:
     return (amax.float() / top(bits)).clamp_min(_SMALLEST)
 
 
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """``x``, in float32 where it has fewer bits: a scale may be too small for float16."""
+    return x if x.dtype.itemsize >= 4 else x.float()
+
+
 def to_integers(x: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:
-    """``x / scale``, rounded to even and kept in range, as int8 or int16."""
+    """``x / scale``, rounded to even and kept in range, as int8 or int16; computed in float32 at least."""
     limit = top(bits)
-    return (x / scale).round().clamp(-limit, limit).to(DTYPES[bits])
+    return (at_least_float32(x) / scale).round().clamp(-limit, limit).to(DTYPES[bits])
 
 
 def along(scale: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
     """A scale [n] shaped to lie along dimension ``dim`` of a tensor of that rank; a scale of one stays."""
     return scale if scale.dim() == 0 else scale.reshape([-1 if d == dim else 1 for d in range(rank)])
+
+
+def group_for(size: int, group: int) -> int:
+    """The largest even divisor of ``size`` from ``group`` down to 16, or ``group`` itself; 0 where there is none."""
+    wanted = range(group, min(16, group) - 1, -1)
+    return next((n for n in wanted if n % 2 == 0 and size % n == 0), 0)
 
 
 def pack_int4(q: torch.Tensor) -> torch.Tensor:

@@ -14,15 +14,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from lazytpu.quantization.modules import Conv
-from lazytpu.quantization.numbers import along, largest, scale_for, top
+from lazytpu.quantization.numbers import along, at_least_float32, largest, scale_for, top
 
 
 def rounded(x: torch.Tensor, amax: torch.Tensor, bits: int) -> torch.Tensor:
     """``x`` rounded as integers of that many bits would be, with the gradient of a clamp to ``amax``."""
-    scale = scale_for(amax, bits).to(x.dtype)
-    within = torch.minimum(torch.maximum(x, -amax.to(x.dtype)), amax.to(x.dtype))
-    limit = top(bits)
-    return within + ((within.detach() / scale).round().clamp(-limit, limit) * scale - within.detach())
+    wide = at_least_float32(x)
+    amax = amax.to(wide.dtype)
+    scale, limit = scale_for(amax, bits).to(wide.dtype), top(bits)
+    within = torch.minimum(torch.maximum(wide, -amax), amax)
+    return (within + ((within.detach() / scale).round().clamp(-limit, limit) * scale - within.detach())).to(x.dtype)
 
 
 class _Rounding(nn.Module):
@@ -45,13 +46,15 @@ class _Rounding(nn.Module):
 
     def round_both(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The input and the weight, rounded."""
+        seen = self.amax
         if self.training:
             with torch.no_grad():
-                now = largest(x).to(self.amax.dtype)
-                moved = self.amax * self.momentum + now * (1 - self.momentum)
-                self.amax.copy_(torch.where(self.amax == 0, now, moved))
+                now = largest(x).to(seen.dtype)
+                moved = seen * self.momentum + now * (1 - self.momentum)
+                seen = torch.where(seen == 0, now, moved)  # kept for backward: the next call changes the buffer
+                self.amax.copy_(seen)
         amax = largest(self.weight, 0 if self.per_row else None)
-        return rounded(x, self.amax, self.bits), rounded(self.weight, along(amax, 0, self.weight.dim()), self.bits)
+        return rounded(x, seen, self.bits), rounded(self.weight, along(amax, 0, self.weight.dim()), self.bits)
 
 
 class RoundedLinear(_Rounding, nn.Linear):
@@ -111,3 +114,25 @@ class RoundedConv(_Rounding):
         )
         conv.weight, conv.bias = self.weight, self.bias
         return conv
+
+
+class RoundedEmbedding(nn.Embedding):
+    """``nn.Embedding`` that rounds the rows it gives."""
+
+    def __init__(self, source: nn.Embedding, bits: int = 8, per_row: bool = True) -> None:
+        if source.max_norm is not None:
+            raise ValueError("max_norm changes the table in each call, which is not quantized")
+        super().__init__(
+            source.num_embeddings,
+            source.embedding_dim,
+            source.padding_idx,
+            scale_grad_by_freq=source.scale_grad_by_freq,
+            sparse=source.sparse,
+            device="meta",
+        )
+        self.weight, self.bits, self.per_row = source.weight, bits, per_row
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = super().forward(ids)
+        amax = rows.detach().abs().amax(-1, keepdim=True) if self.per_row else largest(self.weight)
+        return rounded(rows, amax, self.bits)

@@ -8,6 +8,8 @@ import torch
 
 import lazytpu
 from lazytpu.compat import lacking
+from lazytpu.compat.torch_xla import backends
+from lazytpu.compat.torch_xla.core import xla_model
 
 __getattr__ = lacking.names_of(__name__)
 
@@ -45,3 +47,23 @@ def _xla_get_default_device() -> str:
 def _xla_metrics_report() -> str:
     """See `torch_xla.debug.metrics.metrics_report`."""
     return lazytpu.metrics.torch_xla_report()
+
+
+def _xla_real_devices(devices: Sequence[torch.device] | None = None) -> list[str]:
+    """See `torch_xla.core.xla_model.xla_real_devices`."""
+    return xla_model.xla_real_devices(devices)
+
+
+def _xla_set_mat_mul_precision(precision: str) -> None:
+    """See `torch_xla.backends.set_mat_mul_precision`."""
+    backends.set_mat_mul_precision(precision)
+
+
+def _xla_get_mat_mul_precision() -> str:
+    """See `torch_xla.backends.get_mat_mul_precision`."""
+    return backends.get_mat_mul_precision()
+
+
+def _get_executed_fallback_ops() -> list[str]:
+    """See `torch_xla.debug.metrics.executed_fallback_ops`."""
+    return sorted(lazytpu.metrics.fallbacks())

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import lazytpu
 from lazytpu.debug.inspect import optimized_hlo_of
+from lazytpu.executing import platforms
 from lazytpu.ir.printer import graph_dot, graph_text
 from lazytpu.reporting import events
 
 MEANING = {
-    "PJRT_DEVICE": "CPU, GPU, CUDA or TPU: where jax runs, unless JAX_PLATFORMS says",
+    "PJRT_DEVICE": "CPU, GPU, CUDA or TPU: where jax runs, unless JAX_PLATFORMS says; a warning where there is none",
     "PT_XLA_DEBUG": "1: log each compilation with its cause, each forced cut and each fallback",
     "PT_XLA_DEBUG_LEVEL": "as PT_XLA_DEBUG",
     "XLA_IR_DEBUG": "nothing: the IR always has the Python lines",
     "XLA_HLO_DEBUG": "nothing: HLO always has the Python lines",
     "XLA_SAVE_TENSORS_FILE": "file to which each graph that is compiled is appended",
     "XLA_SAVE_TENSORS_FMT": "its format: text, hlo or dot",
+    "XLA_SYNC_WAIT": "1: wait at the end of each step",
+    "XLA_USE_EAGER_DEBUG_MODE": "1: each op runs at once, see lazytpu.config.eager",
     "XLA_METRICS_FILE": "file to which the metrics report is appended at each step",
 }
 """Variable to what it does."""
@@ -30,10 +34,20 @@ def apply() -> None:
     if _done:
         return
     _done.append(True)
-    if any(os.environ.get(name, "0") not in ("", "0") for name in ("PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL")):
+    if is_on("PT_XLA_DEBUG") or is_on("PT_XLA_DEBUG_LEVEL"):
         lazytpu.config.log = "info,cut,fallback"
+    if is_on("XLA_USE_EAGER_DEBUG_MODE"):
+        lazytpu.config.eager = True
+    wanted = os.environ.get("PJRT_DEVICE")
+    if wanted and (why := platforms.choose(wanted)):
+        warnings.warn(f"PJRT_DEVICE={wanted}, but {why}; the graphs run on {lazytpu.platform()}", stacklevel=2)
     if os.environ.get("XLA_SAVE_TENSORS_FILE"):
         events.listeners.append(save_graph)
+
+
+def is_on(name: str) -> bool:
+    """Whether a variable is set, to another value than 0."""
+    return os.environ.get(name, "0") not in ("", "0")
 
 
 def save_graph(event: Any) -> None:

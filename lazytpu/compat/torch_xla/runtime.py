@@ -21,6 +21,11 @@ def set_device_type(pjrt_device: str) -> None:
         raise RuntimeError(f"jax runs on {device_type()}; set JAX_PLATFORMS before it is imported for {pjrt_device}")
 
 
+def using_pjrt() -> bool:
+    """Whether the runtime is PJRT: it is, jax's."""
+    return True
+
+
 def is_bf16_supported() -> bool:
     """Whether the device computes in bfloat16."""
     return True

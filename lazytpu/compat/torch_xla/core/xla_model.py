@@ -139,10 +139,16 @@ class MemoryInfo(TypedDict):
 
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """Ends a step (`lazytpu.mark_step`), then runs the step closures."""
-    lazytpu.mark_step(wait=wait)
+    lazytpu.mark_step(wait=wait or environment.is_on("XLA_SYNC_WAIT"))
+    _run_step_closures()
+
+
+def _run_step_closures() -> None:
+    """What torch_xla does when a step has ended: it writes the metrics, then runs the step closures."""
     environment.save_metrics()
-    while _closures:
-        _closures.pop(0)()
+    waiting, _closures[:] = list(_closures), []  # those that a closure adds are for the next step
+    for closure in waiting:
+        closure()
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:
@@ -180,6 +186,11 @@ def optimizer_step(
     if barrier:
         mark_step()
     return loss
+
+
+def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The gradients there are, which scripts with a GradScaler reduce by themselves."""
+    return [p.grad.data for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:

@@ -9,13 +9,19 @@ from typing import Any
 
 from lazytpu import profiler
 from lazytpu.compat import lacking
+from lazytpu.compat.torch_xla.core import xla_model
 
 __getattr__ = lacking.names_of(__name__)
 
 
+_servers: list[Any] = []
+
+
 def start_server(port: int, only_on_master: bool = True) -> Any:
-    """Lets TensorBoard take profiles through a port; keep what this returns."""
-    return profiler.start_server(port)
+    """Lets TensorBoard take profiles through a port; a second call, of a second `launch`, changes nothing."""
+    if not _servers:
+        _servers.append(profiler.start_server(port))
+    return _servers[0]
 
 
 def start_trace(log_dir: str | os.PathLike[str]) -> None:
@@ -44,10 +50,14 @@ class Trace:
 
 
 class StepTrace(Trace):
-    """Names one step of training."""
+    """Names one step of training, and ends it."""
 
     def __init__(self, name: str, step_num: int | None = None, **kwargs: Any) -> None:
         super().__init__(name, **({} if step_num is None else {"step_num": step_num}), **kwargs)
+
+    def __exit__(self, *error: Any) -> None:
+        xla_model.mark_step()
+        super().__exit__(*error)
 
 
 def trace_me(scope: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

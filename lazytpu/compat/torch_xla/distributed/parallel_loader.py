@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from lazytpu.compat import lacking
+from lazytpu.compat.torch_xla.core import xla_model
 from lazytpu.loader import DeviceLoader
 
 __getattr__ = lacking.names_of(__name__)
 
 
 class MpDeviceLoader:
-    """Iterates a loader with batches on the device; each new batch ends a step.
+    """Iterates a loader with batches on the device; each new batch ends a step and runs its closures.
 
     Args:
         loader: what gives batches.
@@ -27,7 +28,7 @@ class MpDeviceLoader:
         self._batches = _device_loader(loader, device, kwargs)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches)
+        return PerDeviceLoader(self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -46,7 +47,14 @@ class PerDeviceLoader:
     def __next__(self) -> Any:
         if self._iterator is None:
             self._iterator = iter(self._loader)
-        return next(self._iterator)
+            xla_model.mark_step()  # what comes before the first batch is a step of its own
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            xla_model._run_step_closures()
+            raise
+        xla_model._run_step_closures()
+        return batch
 
     next = __next__
 

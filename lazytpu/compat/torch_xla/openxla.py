@@ -1,0 +1,20 @@
+"""``torch.compile(backend="openxla")``, which torch has for torch_xla: here it is ``backend="lazytpu"``."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from lazytpu.dynamo import backend
+from lazytpu.torch_api.after_import import after_import
+
+_NAMES = ("openxla", "openxla_eval")
+
+
+def register() -> None:
+    """Puts lazytpu's backend in the place of those that torch has under torch_xla's names, once it has them."""
+    after_import("torch._dynamo.backends.torchxla", _replace)
+
+
+def _replace(theirs: ModuleType) -> None:
+    registered = vars(theirs)["register_backend"].__globals__["_COMPILER_FNS"]
+    registered.update(dict.fromkeys(_NAMES, backend))
