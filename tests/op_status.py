@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+import lazytpu
+
 # What is checked of an operator; "errors" are wrong arguments, "lowered" is that nothing of it runs on the CPU.
 CHECKS = ("forward", "backward", "in place", "out", "strided", "empty", "jvp", "vmap", "gradgrad", "errors", "lowered")
 ANY_DTYPE = "any"
@@ -44,7 +46,7 @@ class Known:
         )
 
 
-_TIES = "which of equal values comes first is up to the algorithm; here their order is kept"
+_TIES = "which of equal values comes first is up to the algorithm; on GPUs and TPUs their order is kept"
 _NAN = "the CPU gives NaN; here the exponential is computed in float32"
 _REST = "the CPU rounds x ** -0.5 twice in the elements that its vectors leave over"
 _LARGE_NORM = "where the norm is large the CPU is further off float64 than the tolerance, this device is not"
@@ -63,12 +65,15 @@ KNOWN: tuple[Known, ...] = (
     Known("nn.functional.pixel_unshuffle", "empty", ANY_DTYPE, "the CPU gives a batch of none the shape it had before"),
     Known("_segment_reduce:lengths", "empty", ANY_DTYPE, "recording does not look at the values of the lengths"),
     Known("special.bessel_j0 special.bessel_y1", "forward, out, strided, vmap", "float64", _BESSEL, rare=True),
-    Known("argsort", "forward", "bfloat16", _TIES),
-    Known("argsort sort topk kthvalue mode", "forward", "bfloat16 float16 int64 int32 uint8 bool", _TIES, rare=True),
     Known("logcumsumexp", "backward, strided, gradgrad", "complex64", _EXPONENTS),
-    Known("msort sort topk kthvalue", "backward", "bfloat16 float16", _TIES, rare=True),
     Known("nn.functional.normalize", "backward", "bfloat16", _REST, rare=True),
     Known("linspace:tensor_overload logspace:tensor_overload", "vmap", ANY_DTYPE, _OUT_OF_BATCHES),
+)
+
+# What the CPU as XLA's platform does as eager does, and other platforms do not.
+ELSEWHERE: tuple[Known, ...] = (
+    Known("argsort sort topk kthvalue mode", "forward", "bfloat16 float16 int64 int32 uint8 bool", _TIES, rare=True),
+    Known("msort sort topk kthvalue", "backward", "bfloat16 float16", _TIES, rare=True),
 )
 
 _READS = "finding it would cut the graph at every call"
@@ -101,4 +106,5 @@ BY_VALUE = {
 
 def known(op: str, check: str, dtype: torch.dtype | None) -> Known | None:
     """The entry of the table for one check of one operator; ``dtype`` is None where the check has none."""
-    return next((entry for entry in KNOWN if entry.covers(op, check, dtype)), None)
+    table = KNOWN if lazytpu.platform() == "cpu" else KNOWN + ELSEWHERE
+    return next((entry for entry in table if entry.covers(op, check, dtype)), None)

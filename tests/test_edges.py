@@ -123,6 +123,30 @@ TIES: dict[str, Case] = {
 }
 
 
+def few(device: Any, *size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Few different values, NaN among them where the dtype has it."""
+    x = torch.randint(0, 5, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return (torch.where(x == 3, nan, x) if dtype.is_floating_point else x).to(device)
+
+
+if lazytpu.platform() == "cpu":  # elsewhere equal values keep their order
+    TIES |= {
+        "ties of a sort": lambda d: [
+            few(d, 3, 40).sort(1),
+            few(d, 200, 2).sort(0, descending=True),
+            few(d, 300, dtype=torch.float64).argsort(),
+            few(d, 17, dtype=torch.bool).argsort(descending=True),
+        ],
+        "ties of many whole numbers": lambda d: few(d, 1 << 15, dtype=torch.uint8).sort(),
+        "ties of topk": lambda d: [
+            few(d, 4, n).topk(k, largest=largest) for n, k, largest in ((9, 3, True), (40, 30, False), (400, 5, True))
+        ],
+        "ties of topk along a dim": lambda d: few(d, 9, 2, dtype=torch.int64).topk(4, dim=0, largest=False),
+        "ties of kthvalue": lambda d: [few(d, 5, 33).kthvalue(10), few(d, 9, 2).kthvalue(5, 0, keepdim=True)],
+        "ties of mode": lambda d: few(d, 50, dtype=torch.uint8).mode(),
+    }
+
+
 def gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     x = x.detach().requires_grad_()
     return torch.autograd.grad(function(x), x)[0]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from op_checks import ENTRIES, error_of, full_name, problems, samples_of, tensors, to_device
-from op_status import BY_VALUE, CHECKS, KNOWN, known
+from op_status import BY_VALUE, CHECKS, ELSEWHERE, KNOWN, known
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of torch's own samples, and of fallbacks, which are counted
 
@@ -53,9 +53,9 @@ def test_operator(op: Any, device: torch.device) -> None:
 
 def test_the_status_table_speaks_of_what_there_is() -> None:
     names = {full_name(op) for op in ENTRIES}
-    assert {name for entry in KNOWN for name in entry.ops.split()} <= names
-    assert {check for entry in KNOWN for check in entry.checks.split(", ")} <= set(CHECKS)
-    assert all(entry.reason for entry in KNOWN)
+    assert {name for entry in KNOWN + ELSEWHERE for name in entry.ops.split()} <= names
+    assert {check for entry in KNOWN + ELSEWHERE for check in entry.checks.split(", ")} <= set(CHECKS)
+    assert all(entry.reason for entry in KNOWN + ELSEWHERE)
 
 
 # --- wrong arguments --------------------------------------------------------------------------------------

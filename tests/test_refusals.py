@@ -61,6 +61,11 @@ TAKERS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "threshold": lambda x, n: F.threshold(x, 1, n),
     "hardtanh": lambda x, n: F.hardtanh(x, n, 5),
     "addcmul": lambda x, n: torch.addcmul(x, x, x, value=n),
+    "addmm": lambda x, n: torch.addmm(x[:, None], x[:, None], x[None, :1], beta=n),
+    "addr": lambda x, n: torch.addr(x[:, None], x, x[:1], alpha=n),
+    "add": lambda x, n: torch.add(x, x, alpha=n),
+    "add_": lambda x, n: x.add_(x, alpha=n),
+    "lerp": lambda x, n: torch.lerp(x, x, n),
     "linspace": lambda x, n: torch.linspace(0, n, 5, dtype=x.dtype, device=x.device),
 }
 

@@ -80,6 +80,12 @@ HALF: dict[str, tuple[tuple[int, ...], Case]] = {
     "small numbers of float16": ((200,), lambda x: x * 1e-4 // 1e-6 + (x * 1e-3) ** 3),
     "image at a grid": ((2, 3, 7, 5), sampled("bilinear", "zeros", False)),
     "nearest of an image": ((2, 3, 7, 5), sampled("nearest", "reflection", True)),
+    "nearest to points that are none": (
+        (1, 2, 3, 4),
+        lambda x: F.grid_sample(
+            x, torch.tensor([[[[math.nan, 0], [0, math.inf]]]]).to(x), "nearest", align_corners=True
+        ),
+    ),
     "bicubic at a grid": ((2, 3, 7, 5), sampled("bicubic", "reflection", False)),
     "volume at a grid": ((1, 3, 3, 4, 5), sampled("bilinear", "border", True)),
     "widely padded transposed convolution": (
@@ -100,6 +106,11 @@ GRADIENTS: dict[str, tuple[tuple[int, ...], Case]] = {
     "replication": ((2, 3, 4, 4), lambda x: F.pad(x, (5, -1, -1, 3), "replicate")),
     "reflection": ((2, 3, 4, 4), lambda x: F.pad(x, (3, 2, 1, 3), "reflect")),
     "soft margin": ((20,), lambda x: F.soft_margin_loss(x, torch.ones_like(x), reduction="none")),
+    "weight of a convolution": ((4, 2, 3, 3), lambda w: F.conv2d(numbers(5, 2, 4, 4).to(w), w)),
+    "weight of a widely padded transposed convolution": (
+        (2, 2, 3, 2, 2),
+        lambda w: F.conv_transpose3d(numbers(5, 2, 3, 3, 3).to(w), w, stride=2, output_padding=2, dilation=3),
+    ),
 }
 
 
@@ -166,3 +177,9 @@ def test_complex_numbers_that_are_not_finite(device: torch.device) -> None:
             torch.testing.assert_close(f(z.to(device), number).cpu(), f(z, number), equal_nan=True, rtol=0, atol=0)
     roots = torch.tensor([4 + 0j, complex(1, -float("inf")), -4 + 0j])
     torch.testing.assert_close((roots.to(device) ** 0.5).cpu(), roots**0.5, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_small_parts_of_complex_halves(device: torch.device) -> None:
+    z = torch.tensor([6e-6 + 1e-6j, 1e-7 + 1j]).to(torch.complex32)
+    assert torch.equal(torch.view_as_real(z.to(device) * 1).cpu(), torch.view_as_real(z * 1))

@@ -113,7 +113,7 @@ class KnownTable(SphinxDirective):
         table = _op_status()
         self.env.note_dependency(table.__file__)
         made = nodes.definition_list()
-        for entry in table.KNOWN:
+        for entry in (*table.KNOWN, *table.ELSEWHERE):
             term = nodes.term(
                 "", "", *[n for op in entry.ops.split() for n in (nodes.literal("", op), nodes.Text(" "))]
             )

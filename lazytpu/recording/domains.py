@@ -54,6 +54,8 @@ _STAND_INS = {"low": 0, "from": 0, "p": 0.5}
 # Ops that make elements of their numbers, or compare elements with them: a number has to fit the dtype then.
 _CONVERTING = {"clamp", "clamp_max", "clamp_min", "constant_pad_nd", "fill", "full", "full_like", "hardtanh"}
 _CONVERTING |= {"addcmul", "index_fill", "linspace", "masked_fill", "new_full", "scalar_tensor", "scatter", "threshold"}
+_FACTORS = {"add": "alpha", "addcdiv": "value", "lerp": "weight", "rsub": "alpha", "sub": "alpha"}
+_PRODUCTS = {"addbmm", "addmm", "addmv", "addr", "baddbmm"}
 _FITS_ALL = 127
 _DIVIDING = {"floor_divide", "fmod", "remainder"}  # and div, where it rounds
 _REFUSED = ("without overflow", "unsigned type with negative limits", "Converting complex Scalar")
@@ -76,8 +78,9 @@ def checked(overload: OpOverload, kernel: Kernel) -> Kernel:
     """The kernel of an op; where the op may refuse a number, one that looks at it first."""
     name = overload._overloadpacket.__name__.removesuffix("_")
     places = {a.name: (i, a.default_value) for i, a in enumerate(overload._schema.arguments)}
-    if name in _CONVERTING:
-        return _checked_to_fit(overload, kernel)
+    if name in _CONVERTING | _PRODUCTS:
+        numbers = [(i, a.name) for i, a in enumerate(overload._schema.arguments) if _is_number(a)]
+        return _checked_to_fit(overload, kernel, numbers, length=1 if name in _PRODUCTS else 2)
     if name in _DIVIDING or name == "div" and "rounding_mode" in places:
         return _checked_not_to_be_zero(overload, kernel)
     domains = _DOMAINS.get(name, [])
@@ -96,10 +99,29 @@ def checked(overload: OpOverload, kernel: Kernel) -> Kernel:
     return looking
 
 
-def _checked_to_fit(overload: OpOverload, kernel: Kernel) -> Kernel:
-    """The kernel of an op that refuses numbers which the dtype of its tensors cannot hold."""
-    arguments = overload._schema.arguments
-    places = [(i, a.name) for i, a in enumerate(arguments) if str(a.type) in ("number", "Optional[number]")]
+def checked_when_new(overload: OpOverload, general: Kernel) -> Kernel:
+    """The kernel that records what was not recorded before; for ops that are called too often to be looked at then.
+
+    A factor that the dtype cannot hold is refused here, unless it could when the op was recorded and changed later.
+    """
+    name = overload._overloadpacket.__name__.removesuffix("_")
+    arguments = enumerate(overload._schema.arguments)
+    factors = [(i, a.name) for i, a in arguments if a.name == _FACTORS.get(name) and _is_number(a)]
+    return _checked_to_fit(overload, general, factors, length=1)
+
+
+def _is_number(argument: Any) -> bool:
+    return str(argument.type) in ("number", "Optional[number]")
+
+
+def _checked_to_fit(overload: OpOverload, kernel: Kernel, places: list[tuple[int, str]], length: int) -> Kernel:
+    """The kernel of an op that refuses numbers which the dtype of its tensors cannot hold.
+
+    Args:
+        overload, kernel: the op.
+        places: positions and names of the numbers.
+        length: see `_ask_the_cpu`.
+    """
     if not places:
         return kernel
 
@@ -109,7 +131,7 @@ def _checked_to_fit(overload: OpOverload, kernel: Kernel) -> Kernel:
             if (type(x) is float or type(x) is int) and not 0 <= x <= _FITS_ALL or type(x) is complex:
                 dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None) or _default_dtype(x)
                 if not _fits(x, dtype):
-                    _ask_the_cpu(overload, args, kwargs, length=2, refused=_REFUSED)
+                    _ask_the_cpu(overload, args, kwargs, length, _REFUSED)
         return kernel(*args, **kwargs)
 
     return looking

@@ -47,13 +47,13 @@ _READ = aten._local_scalar_dense.default
 _CHOICE = torch.sym_ite
 
 
-def unsupported_ops(module: torch.fx.GraphModule) -> Iterator[str]:
-    """Names of what a graph holds that neither a rule nor a decomposition lowers."""
+def unsupported_ops(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """What a graph holds that neither a rule nor a decomposition lowers."""
     for node in module.graph.nodes:
         if node.op == "call_function" and not _is_known(node.target):
-            yield str(node.target)
+            yield node
         elif node.op in ("call_module", "call_method"):
-            yield str(node.target)
+            yield node
         elif node.op == "get_attr":
             found = attribute(module, node.target)
             if isinstance(found, torch.fx.GraphModule):

@@ -1,6 +1,7 @@
-"""Transposed convolution in half precision as the CPU's plain kernel computes it: every tap added is rounded.
+"""Convolution in half precision as the CPU's plain kernels compute it: they round more often than once.
 
-The kernel serves the types and shapes that oneDNN does not take.
+A transposed convolution rounds after every tap added, the gradient of a weight after every element of the batch.
+These kernels serve the types and shapes that oneDNN does not take.
 """
 
 import itertools
@@ -12,8 +13,8 @@ from jax import lax
 from lazytpu.lowering.rules.operands import rounded
 
 
-def is_rounded_by_tap(dtype, stride, output_padding):
-    """Whether the CPU takes this kernel for ``dtype``: always for float16, else where the result is padded widely."""
+def takes_plain_kernel(dtype, stride, output_padding):
+    """Whether the CPU does so for ``dtype``: always for float16, else where a transposed result is padded widely."""
     wide = any(p >= s for p, s in zip(output_padding, stride, strict=True))
     return dtype == jnp.float16 or dtype == jnp.bfloat16 and wide
 
@@ -51,3 +52,19 @@ def transposed(x, w, shape, dtype, stride, padding, dilation, groups):
 
     total = lax.fori_loop(0, taps, add, jnp.zeros((*shape[:2], *full), x.dtype))
     return total[(..., *(slice(p, p + o) for p, o in zip(padding, shape[2:], strict=True)))]
+
+
+def summed_by_element(of_element, batches, shape, dtype):
+    """The sum, rounded to ``dtype`` after each element, of what ``of_element`` gives for each element of f32 arrays.
+
+    Args:
+        of_element: a function of arrays like ``batches`` with a batch of one.
+        batches: arrays [batch, ...].
+        shape: of the result.
+        dtype: the half-precision type.
+    """
+
+    def add(total, element):
+        return rounded(total + of_element(*(x[None] for x in element)), dtype), None
+
+    return lax.scan(add, jnp.zeros(shape, batches[0].dtype), batches)[0]

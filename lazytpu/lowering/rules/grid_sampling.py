@@ -143,6 +143,8 @@ def _sample(x, grid, mode, padding, align_corners, r):
     spatial, flat = x.shape[2:], x.reshape(*x.shape[:2], -1)
     points = _points(grid, spatial, mode, padding, align_corners, r)
     if mode == NEAREST:
+        if len(spatial) == 2 and r is not _exact:  # what C makes of NaN and infinity as an integer of 32 bits
+            points = [jnp.where(jnp.isfinite(p), p, 0) for p in points]
         total, _ = _read(flat, spatial, [jnp.round(p) for p in points], r)
     elif mode == BICUBIC:
         values, (down, across) = _sixteen(flat, spatial, points, padding, align_corners, r)

@@ -10,6 +10,7 @@ import torch
 from jax import lax
 
 from ..registry import lowers, target_platform
+from .equal_values import elements, kth_places, order_key, sort_places, top_places
 from .indexing import gather
 from .operands import result_dtype
 from .reductions import axes_of, wide
@@ -30,14 +31,50 @@ def sorted_pair(x, axis, descending=False):
     return lax.rev(values, [axis]), lax.rev(places, [axis])
 
 
+def _follows_eager(x):
+    """Whether equal values are ordered as eager does on the CPU; elsewhere, and where sizes are open, they stay."""
+    return target_platform() == "cpu" and all(isinstance(n, int) for n in x.shape) and 0 < x.size < 2**31
+
+
+def _as_eager_orders(x, axis, descending, sorted_values, places, find):
+    """``places``, or what ``find`` gives for rows of elements, if there are equal values.
+
+    ``sorted_values`` are those of ``x`` among which equal ones count.
+    """
+    key, n = order_key(sorted_values), sorted_values.shape[axis]
+    equal = jnp.any(lax.slice_in_dim(key, 1, n, axis=axis) == lax.slice_in_dim(key, 0, n - 1, axis=axis))
+
+    def found():
+        rows = jnp.moveaxis(order_key(x, descending), axis, -1)
+        ordered = find(elements(lax.reshape(rows, (x.size // x.shape[axis], x.shape[axis]))))
+        return jnp.moveaxis(ordered.reshape(*rows.shape[:-1], places.shape[axis]), -1, axis).astype(places.dtype)
+
+    return lax.cond(equal, found, lambda: places)
+
+
+def unstable_pair(x, axis, descending=False):
+    """Values and their places (i64), equal values in the order of eager's unstable sort."""
+    values, places = sorted_pair(x, axis, descending)
+    if x.ndim == 0 or not _follows_eager(x) or x.shape[axis] <= 16:  # which it keeps in order
+        return values, places
+    return values, _as_eager_orders(x, axis, descending, values, places, sort_places)
+
+
 @lowers(aten.sort.default, aten.sort.stable)
 def sort(out, x, dim=-1, descending=False, *, stable=None):
-    return sorted_pair(x, axis_of(dim, x.ndim), descending)
+    whole = x.ndim == 1 and not descending and jnp.issubdtype(x.dtype, jnp.integer)
+    by_digits = whole and _follows_eager(x) and x.size >= 2**15  # which keeps equal values in order
+    return (sorted_pair if stable or by_digits else unstable_pair)(x, axis_of(dim, x.ndim), descending)
 
 
-@lowers(aten.argsort.stable, aten.argsort.default)
-def argsort(out, x, dim=-1, descending=False, *, stable=True):
-    return sorted_pair(x, axis_of(dim, x.ndim), descending)[1]
+@lowers(aten.argsort.default)
+def argsort(out, x, dim=-1, descending=False, *, stable=False):
+    return sort((), x, dim, descending, stable=stable)[1]
+
+
+@lowers(aten.argsort.stable)
+def argsort_stable(out, x, *, stable, dim=-1, descending=False):
+    return argsort(out, x, dim, descending, stable=stable)
 
 
 @lowers(aten.topk.default)
@@ -56,8 +93,13 @@ def topk(out, x, k, dim=-1, largest=True, sorted=True):
         key = jnp.where(jnp.isnan(key), nan, key if largest else -key)
     else:
         key = x if largest else ~x
-    values, places = lax.top_k(jnp.moveaxis(key, axis, -1), k)
-    values, places = jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis).astype(jnp.int64)
+    follows = _follows_eager(x)
+    last = min(k + 1, x.shape[axis]) if follows else k  # the next one may be equal to it
+    best = lax.top_k(jnp.moveaxis(key, axis, -1), last)
+    best, places = (jnp.moveaxis(a, -1, axis) for a in best)
+    values, places = (lax.slice_in_dim(a, 0, k, axis=axis) for a in (best, places.astype(jnp.int64)))
+    if follows:
+        places = _as_eager_orders(x, axis, largest, best, places, lambda rows: top_places(rows, k))
     values = values if largest else -values if floating else ~values
     return values.astype(x.dtype), places
 
@@ -77,7 +119,14 @@ def kthvalue(out, x, k, dim=-1, keepdim=False):
     if x.size == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     axis = axis_of(dim, x.ndim)
-    return _pick(out, x, axis, *sorted_pair(x, axis), jnp.int64(k - 1))
+    values, places = sorted_pair(x, axis)
+    picked = _pick(out, x, axis, values, places, jnp.int64(k - 1))
+    if x.ndim == 0 or not _follows_eager(x) or x.shape[axis] < 3:
+        return picked
+    near = lax.slice_in_dim(values, max(k - 2, 0), min(k + 1, x.shape[axis]), axis=axis)
+    place = lax.expand_dims(picked[1], [axis] if len(out[1].shape) < x.ndim else [])
+    place = _as_eager_orders(x, axis, False, near, place, lambda rows: kth_places(rows, k - 1))
+    return picked[0], lax.reshape(place, out[1].shape)
 
 
 def _middle(out, x, axis, skip_nan):
@@ -131,7 +180,7 @@ def mode(out, x, dim=-1, keepdim=False):
     if x.size == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     axis = axis_of(dim, x.ndim)
-    values, places = sorted_pair(x, axis)
+    values, places = unstable_pair(x, axis)
     if x.ndim == 0:
         return values, places
     n, here = x.shape[axis], lax.broadcasted_iota(jnp.int32, x.shape, axis)
