@@ -30,6 +30,7 @@ class Storage:
         host: CPU memory that holds the contents until a tensor gives them a type (saving.py).
         address: what ``data_ptr`` says, once it was asked.
         origin: the line that moved the contents here from the host (an `ir.site.Site`).
+        computed_on_host: an op that has to run on the CPU made the contents there.
     """
 
     # Defaults of the class, and no __slots__, because making one is in the hot path: what is not set there
@@ -46,6 +47,7 @@ class Storage:
     host: torch.UntypedStorage | None = None
     address: int = 0
     origin: Any = None
+    computed_on_host: bool = False
 
 
 class Alias:

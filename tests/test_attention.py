@@ -100,7 +100,8 @@ def test_scores_of_all_rows_are_never_in_memory(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(attention_blocks, "SCORE_BYTES", 4 << 20)
     made = [torch.randn(1, 4, 2048, 8) for _ in range(3)]
     results(lazytpu.device(), made, None, torch.randn(1, 4, 2048, 8), is_causal=True)
-    planned = [e.executable.compiled.memory_analysis().temp_size_in_bytes for e in events.compilations]
+    compiled = [e.executable.compiled for e in events.compilations if e.executable is not None]
+    planned = [c.memory_analysis().temp_size_in_bytes for c in compiled]
     assert 0 < max(planned) < 4 * 2048 * 2048 * 4 / 2
 
 

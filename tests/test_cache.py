@@ -126,6 +126,7 @@ def test_results_have_their_dtypes(folder: Path, dtype: torch.dtype) -> None:
         x = torch.ones(2, 3, dtype=dtype).to(lazytpu.device())
         results = [x.reshape(3, 2), torch.empty(0, 2, dtype=dtype, device=lazytpu.device()), (x == x).any()]
         lazytpu.mark_step()
+        compiling.settle()
         return [r.cpu() for r in results]
 
     first = run()

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import lazytpu
 from lazytpu import step
 from lazytpu.ir import gradients
+from lazytpu.reporting import events
 
 HERE = Path(__file__)
 LINES = HERE.read_text().splitlines()
@@ -134,3 +136,21 @@ def test_no_node_of_autograd_is_kept(device: torch.device) -> None:
     before = torch._C._storage_Use_Count(watched._cdata)  # type: ignore[attr-defined]
     (twice(w, x) + (held * w).sum()).backward()
     assert torch._C._storage_Use_Count(watched._cdata) == before  # type: ignore[attr-defined]
+
+
+def test_ops_of_other_threads_leave_later_steps_their_lines(device: torch.device) -> None:
+    def other() -> None:
+        a = torch.ones(3).to(device).requires_grad_()
+        (a.sin() * a).sum().backward()
+
+    for _ in range(3):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    lazytpu.mark_step()
+    net, x = nn.Sequential(nn.Tanh(), nn.Linear(4, 3)).to(device), torch.ones(2, 4).to(device).requires_grad_()
+    for _ in range(2):  # the second adds gradients up, which is recorded when its forward pass is known
+        net(x).sum().backward()
+        lazytpu.mark_step()
+    modules = {n.op.name: n.site.module for n in events.compilations[-1].graph.nodes if n.site.backward}
+    assert modules["aten.tanh_backward"] == "Sequential.0" and modules["aten.linear_backward"] == "Sequential.1"

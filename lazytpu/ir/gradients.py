@@ -38,12 +38,14 @@ class _Ours(threading.local):
         noted: an op of it was noted in this step.
         offset: what to add to its numbers, see `_offset`; ``tries`` to find it were made.
         labels: where several threads have noted ops, what fits the graph of this pass.
+        like: and the table that ``offset`` leads to, where nothing fits.
     """
 
     table: Table | None = None
     newest = task = -1
     noted, offset, tries = False, 0, 0
     labels: Labels | None = None
+    like: Table | None = None
 
 
 _ours = _Ours()
@@ -80,7 +82,7 @@ def forward_of(node: Any) -> Any:
         return None
     if _ours.task != torch._C._current_graph_task_id():
         _ours.task, _ours.offset, _ours.noted, _ours.tries = torch._C._current_graph_task_id(), 0, False, 0
-        _ours.labels = None
+        _ours.labels = _ours.like = None
     return _alone(node, number, _tables[0]) if len(_tables) == 1 else _among_several(node)
 
 
@@ -109,10 +111,20 @@ def _among_several(node: Any) -> Any:
     if labels is None or not labels.knows(node) and _ours.tries < _MAX_TRIES:
         _ours.tries += 1
         labels = _ours.labels = Labels(node, _tables, labels)
-    if labels.of_one is None:
-        found = labels.of(node)
-        return None if found is None else found.site
-    return _alone(node, number_of(node) or 0, labels.of_one)
+    if labels.of_one is not None:
+        return _alone(node, number_of(node) or 0, labels.of_one)
+    found = labels.of(node) or _of_like_graph(node, number_of(node) or 0)
+    return None if found is None else found.site
+
+
+def _of_like_graph(node: Any, number: int) -> Noted | None:
+    """What was noted, by any thread, in a backward pass through the same ops."""
+    if not _ours.offset and _ours.tries < _MAX_TRIES:
+        _ours.tries += 1
+        below = _below(node)
+        offsets = ((_offset(number, below, table), table) for table in reversed(_tables))
+        _ours.offset, _ours.like = next((pair for pair in offsets if pair[0]), (0, None))
+    return _ours.like.get(number + _ours.offset) if _ours.like is not None else None
 
 
 def number_of(node: Any) -> int | None:

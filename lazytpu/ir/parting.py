@@ -215,7 +215,7 @@ def _other_value(
     described = around.describe(new)
     if new.node is None and old.node is None and new.index == old.index:
         changed = _change(new.layout, old.layout)
-        of_data = around.resumed and described.endswith(f"at {node.site}")  # it came from the CPU in the same line
+        of_data = "computed on the CPU" in described  # by an op whose sizes depend on values
         return Cause(
             "input",
             f"{where}: input %p{new.index} was {old.layout.describe()} and is {new.layout.describe()}: {changed}",

@@ -18,10 +18,11 @@ from lazytpu.config import config
 from lazytpu.ir import site
 from lazytpu.kernels.general import call_meta, functional, on_other_device, unsupported
 from lazytpu.kernels.special import from_host, kernel
-from lazytpu.recording.record import is_device_tensor, lock
+from lazytpu.recording.record import cell_of, is_device_tensor, lock
 from lazytpu.recording.schema import OpOverload, display_name
 from lazytpu.reporting import events, placement
 from lazytpu.step import read
+from lazytpu.storage import storage_of
 
 # Overloads whose result's shape depends on the values.
 DATA_DEPENDENT = {
@@ -155,7 +156,11 @@ def _down(x: Any, copies: dict[int, torch.Tensor], reason: str) -> Any:
 def _up(x: Any, owners: dict[int, torch.Tensor]) -> Any:
     """``x`` with CPU tensors replaced by device tensors: those that own them, or new ones."""
     if isinstance(x, torch.Tensor):
-        return owners[id(x)] if id(x) in owners else from_host(x)
+        if id(x) in owners:
+            return owners[id(x)]
+        made = from_host(x)
+        storage_of(cell_of(made)).computed_on_host = True
+        return made
     return type(x)([_up(e, owners) for e in x]) if isinstance(x, (list, tuple)) else x
 
 

@@ -75,7 +75,8 @@ def describe(storage: Storage) -> str:
         named = named or here
         if batch:
             return ", ".join(filter(None, (named, batch)))
-    moved = f"moved to the device at {storage.origin}" if storage.origin is not None and storage.origin.file else ""
+    how = "computed on the CPU" if storage.computed_on_host else "moved to the device"
+    moved = f"{how} at {storage.origin}" if storage.origin is not None and storage.origin.file else ""
     return ", ".join(filter(None, (named, moved)))
 
 
