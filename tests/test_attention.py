@@ -95,6 +95,15 @@ def test_the_gradient_drops_what_the_result_dropped() -> None:
     assert abs(kept.mean().item() - 1) < 0.02 and kept.unique().numel() > 20  # no two turns drop the same
 
 
+def test_a_bias_that_learns_with_dropout() -> None:
+    q, k, v, g = (torch.randn(1, 2, 200, 8).to(lazytpu.device()) for _ in range(4))
+    bias = torch.randn(1, 2, 200, 200).to(lazytpu.device()).requires_grad_()
+    v.requires_grad_()
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=0.4)
+    of_v, _ = torch.autograd.grad(y, (v, bias), g)
+    torch.testing.assert_close((y * g).sum().item(), (v * of_v).sum().item(), rtol=1e-4, atol=1e-4)
+
+
 def test_scores_of_all_rows_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "lowerings", "auto")
     monkeypatch.setattr(attention_blocks, "SCORE_BYTES", 4 << 20)

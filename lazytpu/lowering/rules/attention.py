@@ -56,10 +56,15 @@ def _dropped(weights, dropout_p, rng):
 
 def _attention(out, q, k, v, bias, dropout_p, is_causal, scale, rng):
     """The result and the logarithms of the sums, in the types of ``out[0]`` and ``out[1]``."""
-    rows = blocks.rows_at_a_time(q, k)
+    rows = _rows_at_a_time(q, k, bias, rng)
     how = dropout_p, is_causal, scale
     y, logs = _in_turns(q, k, v, bias, rng, rows, how) if rows else _at_once(q, k, v, bias, rng, *how)
     return y.reshape(out[0].shape).astype(out[0].dtype), logs.reshape(out[1].shape).astype(out[1].dtype)
+
+
+def _rows_at_a_time(q, k, bias, rng):
+    """As `blocks.rows_at_a_time`; 0 where the gradient of a bias, which takes all rows, needs what was dropped."""
+    return 0 if bias is not None and rng is not None else blocks.rows_at_a_time(q, k)
 
 
 def _in_turns(q, k, v, bias, rng, rows, how):
@@ -103,7 +108,7 @@ def _at_once(q, k, v, bias, rng, dropout_p, is_causal, scale, first=0):
 def _gradients(out, grad, q, k, v, bias, result, logs, dropout_p, is_causal, scale, rng):
     """Gradients of q, k, v and the bias; ``out`` holds None for those that are not wanted."""
     logs = logs.reshape(q.shape[:-1])
-    rows = 0 if len(out) > 3 and out[3] is not None else blocks.rows_at_a_time(q, k)
+    rows = 0 if len(out) > 3 and out[3] is not None else _rows_at_a_time(q, k, bias, rng)
     how = dropout_p, is_causal, scale
     if rows:
         results = _gradients_in_turns(grad, q, k, v, bias, result, logs, rng, rows, how)
