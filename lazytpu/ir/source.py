@@ -7,12 +7,12 @@ import linecache
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 _Loop = (ast.For, ast.AsyncFor, ast.While)
 _Choice = (ast.If, ast.Match, ast.Try, *_Loop)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 MAX_TEXT = 60
+_trees: dict[str, tuple[list[str], ast.Module | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def branch_between(file: str, line: int, other: int) -> Branch | None:
     around = _function_around(tree, line)
     if around is not _function_around(tree, other):
         return None
-    for node in _statements(around):
+    for node in _nodes_at(around, line, other):
         if isinstance(node, _Choice) and not _is_loop_of_steps(node):
             parts = _part_of(node, line), _part_of(node, other)
             if parts[0] != parts[1] and (-1 not in parts or _leads_to(around, node, line if parts[0] < 0 else other)):
@@ -89,7 +89,7 @@ def entered_after(file: str, line: int, before: int) -> Branch | None:
     if tree is None or not same_function(file, line, before):
         return None
     around = _function_around(tree, line)
-    for node in _statements(around):
+    for node in _nodes_at(around, line):
         if isinstance(node, _Choice) and not _is_loop_of_steps(node):
             part = _part_of(node, line)
             if part >= 0 and _part_of(node, before) != part:
@@ -100,8 +100,8 @@ def entered_after(file: str, line: int, before: int) -> Branch | None:
 def comprehension_on(file: str, line: int) -> Branch | None:
     """The outermost comprehension or generator expression that a line is in."""
     tree = _tree(file)
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, _COMPREHENSIONS) and node.lineno <= line <= (node.end_lineno or 0):
+    for node in _nodes_at(tree, line) if tree is not None else ():
+        if isinstance(node, _COMPREHENSIONS):
             return Branch(file, node.lineno, line_text(file, node.lineno), True, True)
     return None
 
@@ -112,8 +112,8 @@ def loops_around(file: str, line: int) -> list[Loop]:
     if tree is None:
         return []
     found = []
-    for node in _statements(tree):
-        if isinstance(node, (ast.For, ast.AsyncFor)) and node.lineno <= line <= (node.end_lineno or 0):
+    for node in _nodes_at(tree, line):
+        if isinstance(node, (ast.For, ast.AsyncFor)):
             targets = frozenset(n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))
             sources = tuple(n for n in map(_dotted, ast.walk(node.iter)) if n)
             found.append(Loop(node.lineno, targets, sources, _short(ast.unparse(node.iter))))
@@ -135,32 +135,32 @@ def _dotted(node: ast.AST) -> str:
     return ""
 
 
-@lru_cache(maxsize=32)
-def _parsed(file: str, lines: tuple[str, ...]) -> ast.Module | None:
-    try:
-        return ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return None
-
-
 def _tree(file: str) -> ast.Module | None:
+    """A file's syntax tree, kept for as long as `linecache` keeps the same lines of it."""
     lines = linecache.getlines(file)
-    return _parsed(file, tuple(lines)) if lines else None
+    if not lines:
+        return None
+    if file not in _trees or _trees[file][0] is not lines:
+        try:
+            _trees[file] = lines, ast.parse("".join(lines))
+        except (SyntaxError, ValueError):
+            _trees[file] = lines, None
+    return _trees[file][1]
 
 
-def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements below a node, the outer ones before those in them."""
+def _nodes_at(node: ast.AST, *lines: int) -> Iterator[ast.AST]:
+    """What is below a node and has one of some lines in it, the outer ones before those in them."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt):
+        first = getattr(child, "lineno", None)
+        if first is None or any(first <= line <= child.end_lineno for line in lines):  # type: ignore[attr-defined]
             yield child
-        yield from _statements(child)
+            yield from _nodes_at(child, *lines)
 
 
 def _function_around(tree: ast.Module, line: int) -> ast.AST:
     found: ast.AST = tree
-    for node in _statements(tree):
-        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        if is_function and node.lineno <= line <= (node.end_lineno or 0):
+    for node in _nodes_at(tree, line):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             found = node
     return found
 
@@ -190,13 +190,13 @@ def _leads_to(around: ast.AST, node: ast.stmt, line: int) -> bool:
     """Whether a line outside a statement comes after it: further down, or in the next turn of a loop around both."""
     if line > (node.end_lineno or 0):
         return True
-    loops = [s for s in _statements(around) if isinstance(s, _Loop) and s is not node]
+    loops = [s for s in _nodes_at(around, line, node.lineno) if isinstance(s, _Loop) and s is not node]
     return any(s.lineno <= min(line, node.lineno) and max(line, node.lineno) <= (s.end_lineno or 0) for s in loops)
 
 
 def _conditional_on(tree: ast.Module, file: str, line: int) -> Branch | None:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.IfExp, ast.BoolOp)) and node.lineno <= line <= (node.end_lineno or 0):
+    for node in _nodes_at(tree, line):
+        if isinstance(node, (ast.IfExp, ast.BoolOp)):
             return Branch(file, node.lineno, line_text(file, node.lineno), False, True)
         if isinstance(node, ast.If) and node.lineno == line == node.body[0].lineno:
             return Branch(file, line, line_text(file, line), False, True)
