@@ -14,7 +14,6 @@ from jax import lax
 
 _CORES = os.cpu_count() or 1
 PLACES = 256 * _CORES  # columns of one product: enough for the matrix kernel to be fast on every core
-MOST_SLICES = 9  # of an input, one for each tap
 COLUMN_BYTES = 3 * _CORES << 19  # memory for columns at a time: about what second level caches hold
 
 
@@ -33,24 +32,25 @@ def _framed(x, sizes, stride, offsets):
     return (lax.pad(x, jnp.zeros((), x.dtype), pads) if any(map(any, pads)) else x), moved
 
 
-def _columns(x, sizes, stride, offsets):
-    """[channel, image, *spatial] to [channel, tap, image, *sizes].
+def _laid(columns, x, stride, offsets):
+    """The ``columns`` [channel, tap, image, *sizes] of x [channel, image, *spatial], over what they held before.
 
-    XLA makes a loop of each slice and compiles it.  A large kernel is cut along one dimension after the other, which
-    are 14 slices for 7 x 7 taps, and moves a seventh more memory.
+    In a loop over the taps: XLA compiles one copy, where it would compile another one for each slice.
     """
-    taps = [len(o) for o in offsets]
-    if np.prod(taps) <= MOST_SLICES:
-        pieces = []
-        for tap in itertools.product(*offsets):
-            start = (0, 0, *tap)
-            limit = (*x.shape[:2], *(t + (n - 1) * s + 1 for t, n, s in zip(tap, sizes, stride, strict=True)))
-            pieces.append(lax.slice(x, start, limit, (1, 1, *stride)))
-        return lax.expand_dims(pieces[0], (1,)) if len(pieces) == 1 else jnp.stack(pieces, 1)
-    for d, (size, s, along) in enumerate(zip(sizes, stride, offsets, strict=True)):
-        axis = 2 + 2 * d  # behind the channel, d dimensions of taps, the image, and d of places
-        x = jnp.stack([lax.slice_in_dim(x, o, o + (size - 1) * s + 1, s, axis) for o in along], 1 + d)
-    return x.reshape(len(x), -1, *x.shape[1 + len(taps) :])
+    sizes, taps = columns.shape[3:], np.array([*itertools.product(*offsets)], np.int32)
+    spans = [(n - 1) * s + 1 for n, s in zip(sizes, stride, strict=True)]
+    if len(taps) == 1:
+        limit = (*x.shape[:2], *(taps[0] + spans).tolist())
+        return lax.expand_dims(lax.slice(x, (0, 0, *taps[0].tolist()), limit, (1, 1, *stride)), (1,))
+    starts, zero = jnp.asarray(taps), jnp.int32(0)
+
+    def lay(t, columns):
+        corner = [zero, zero, *(starts[t, d] for d in range(len(sizes)))]
+        tap = lax.dynamic_slice(x, corner, [*x.shape[:2], *spans])
+        tap = lax.slice(tap, [0] * tap.ndim, tap.shape, (1, 1, *stride))
+        return lax.dynamic_update_slice(columns, tap[:, None], [zero, t, *[zero] * (x.ndim - 1)])
+
+    return lax.fori_loop(jnp.int32(0), jnp.int32(len(taps)), lay, columns)
 
 
 def _images_at_a_time(images, places, rows, itemsize):
@@ -77,13 +77,15 @@ def _product(x, w, sizes, stride, offsets):
     matrix = w.reshape(len(w), rows)
     count = _images_at_a_time(images, places, rows, x.dtype.itemsize)
 
-    def body(i, y):
-        columns = _columns(_taken(x, i, count), sizes, stride, offsets)
+    def body(i, carried):  # the columns too: another turn fills the same memory
+        y, columns = carried
+        columns = _laid(columns, _taken(x, i, count), stride, offsets)
         part = lax.dot(matrix, columns.reshape(rows, count * places)).reshape(len(w), count, places)
         part = jnp.swapaxes(part, 0, 1)
-        return part if count == images else lax.dynamic_update_slice_in_dim(y, part, i * count, 0)
+        return (part if count == images else lax.dynamic_update_slice_in_dim(y, part, i * count, 0)), columns
 
-    y = _loop(images // count, body, jnp.zeros((images, len(w), places), x.dtype))
+    empty = jnp.zeros((x.shape[1], w.shape[2], count, *sizes), x.dtype)
+    y, _ = _loop(images // count, body, (jnp.zeros((images, len(w), places), x.dtype), empty))
     return y.reshape(images, len(w), *sizes)
 
 
@@ -94,7 +96,7 @@ def forward(x, w, sizes, stride, padding, dilation):
 
 
 def _folded(columns, spatial, sizes, stride, offsets):
-    """The transpose of ``_columns``: each tap is laid out over the input it came from, and all are added."""
+    """The transpose of ``_laid``: each tap is laid out over the input it came from, and all are added."""
     zero, total = jnp.zeros((), columns.dtype), None
     for t, tap in enumerate(itertools.product(*offsets)):
         pads = [(o, n - o - (m - 1) * s - 1, s - 1) for o, n, m, s in zip(tap, spatial, sizes, stride, strict=True)]
@@ -132,10 +134,12 @@ def weight_gradient(grad, x, kernel, stride, padding, dilation):
     count = _images_at_a_time(images, places, rows, x.dtype.itemsize)
     padded, offsets = _framed(x, sizes, stride, _offsets(kernel, padding, dilation))
 
-    def body(i, total):
-        columns = _columns(_taken(padded, i, count), sizes, stride, offsets).reshape(rows, count * places)
+    def body(i, carried):
+        total, columns = carried
+        columns = _laid(columns, _taken(padded, i, count), stride, offsets)
         part = _taken(grad, i, count).reshape(grad.shape[1], count * places)
-        return total + lax.dot_general(part, columns, (((1,), (1,)), ((), ())))
+        return total + lax.dot_general(part, columns.reshape(rows, count * places), (((1,), (1,)), ((), ()))), columns
 
-    total = _loop(images // count, body, jnp.zeros((grad.shape[1], rows), x.dtype))
+    empty = jnp.zeros((x.shape[1], int(np.prod(kernel)), count, *sizes), x.dtype)
+    total, _ = _loop(images // count, body, (jnp.zeros((grad.shape[1], rows), x.dtype), empty))
     return total.reshape(grad.shape[1], x.shape[1], *kernel)
