@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,6 +27,27 @@ def test_attention_weights_add_up_to_one_for_large_scores(device: torch.device) 
     inputs[:] = rounded
     for got, want in zip(gradients(torch.float32, device), gradients(torch.float64, "cpu"), strict=True):
         torch.testing.assert_close(got, want, rtol=2e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attention_in_float64_is_as_exact_as_the_cpus(device: torch.device, compiled: bool) -> None:
+    torch.manual_seed(0)
+    inputs = [3 * torch.randn(2, 3, 7, 8, dtype=torch.float64) for _ in range(4)]
+
+    def results(on: torch.device | str, attend: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        *qkv, weight = [x.to(on).requires_grad_() for x in inputs]
+        out = attend(*qkv, is_causal=True)
+        return [x.detach().cpu() for x in (out, *torch.autograd.grad(out, qkv, weight))]
+
+    attend = F.scaled_dot_product_attention
+    got = results(device, torch.compile(attend, backend="lazytpu") if compiled else attend)
+    for ours, theirs in zip(got, results("cpu", attend), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_complex_logcumsumexp_is_the_cpus_to_the_bit(device: torch.device) -> None:
+    x = 9 * torch.randn(4, 30, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(x.to(device).logcumsumexp(1).cpu(), x.logcumsumexp(1))
 
 
 def test_gradient_of_logcumsumexp_is_as_far_off_as_the_cpus(device: torch.device) -> None:

@@ -26,6 +26,7 @@ from benchmarks import (
     models,
     page,
     record,
+    sort_lowerings,
     torch_step,
 )
 from benchmarks.growth import cutting, plots, process, recording, scan, training, tree
@@ -116,6 +117,11 @@ def test_recording_is_timed():
 def test_ways_of_integer_convolutions_agree():
     found = integer_conv.measure(integer_conv.Shape(2, 4, 6, 4, 3, 1, 1), "int8", 0.001)
     assert set(found) == {"patches", "xla", "float"}
+
+
+def test_ways_to_sort_agree():
+    assert set(sort_lowerings.measure_sort((2, 40), "int64", 0.001)) >= {"eager", "two arrays", "packed"}
+    assert set(sort_lowerings.measure_topk((2, 40), 3, 0.001)) == {"eager", "kernel", "packed"}
 
 
 def test_allocation_has_both_ways():

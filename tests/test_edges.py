@@ -129,6 +129,11 @@ def few(device: Any, *size: int, dtype: torch.dtype = torch.float32) -> torch.Te
     return (torch.where(x == 3, nan, x) if dtype.is_floating_point else x).to(device)
 
 
+def zeros(device: Any, n: int) -> torch.Tensor:
+    """Zeros of both signs."""
+    return torch.where(few("cpu", n) > 1, 0.0, -0.0).to(device)
+
+
 if lazytpu.platform() == "cpu":  # elsewhere equal values keep their order
     TIES |= {
         "ties of a sort": lambda d: [
@@ -137,13 +142,19 @@ if lazytpu.platform() == "cpu":  # elsewhere equal values keep their order
             few(d, 300, dtype=torch.float64).argsort(),
             few(d, 17, dtype=torch.bool).argsort(descending=True),
         ],
+        "ties of a long sort": lambda d: [few(d, 70_000).sort(), few(d, 2, 35_000, dtype=torch.float64).argsort(1)],
         "ties of many whole numbers": lambda d: few(d, 1 << 15, dtype=torch.uint8).sort(),
         "ties of topk": lambda d: [
             few(d, 4, n).topk(k, largest=largest) for n, k, largest in ((9, 3, True), (40, 30, False), (400, 5, True))
         ],
+        "ties of topk in long rows": lambda d: [few(d, 4, 20_000).topk(5), few(d, 70_000, dtype=torch.int32).topk(9)],
         "ties of topk along a dim": lambda d: few(d, 9, 2, dtype=torch.int64).topk(4, dim=0, largest=False),
         "ties of kthvalue": lambda d: [few(d, 5, 33).kthvalue(10), few(d, 9, 2).kthvalue(5, 0, keepdim=True)],
         "ties of mode": lambda d: few(d, 50, dtype=torch.uint8).mode(),
+        "zeros in order": lambda d: [
+            [zeros(d, n).sort(descending=down), zeros(d, n).topk(n // 2, largest=down), zeros(d, n).kthvalue(n // 3)]
+            for n, down in product((12, 40), (False, True))
+        ],
     }
 
 
@@ -161,6 +172,9 @@ HALVES: dict[str, Case] = {
     "half sums": lambda d: [(ones(d, t).sum(), ones(d, t).mean(), ones(d, t).norm()) for t in FLOATS],
     "half sums of small numbers": lambda d: [(ones(d, t) * 1e-3).sum() for t in FLOATS[2:]],
     "half products of matrices": lambda d: [ones(d, t).view(1, -1) @ ones(d, t).view(-1, 1) for t in FLOATS],
+    "half losses": lambda d: [
+        loss(edges(d, t)[:9], edges(d, t)[1:10]) for t in FLOATS for loss in (F.smooth_l1_loss, F.huber_loss)
+    ],
     "half overflow": lambda d: (ones(d, torch.float16, 2) * 60000 * 2, ones(d, torch.float16, 70000).sum()),
     "half softmax": lambda d: [F.softmax(ones(d, t, 1000) * 3, 0).sum() for t in FLOATS[2:]],
     "half rounding of each op": lambda d: [(ones(d, t, 3) + 1e-3) - 1 for t in FLOATS[2:]],

@@ -185,3 +185,15 @@ def test_zero_dim_cpu_tensors_are_numbers_with_a_dtype(device: torch.device) -> 
 def test_integers_that_float64_cannot_hold(device: torch.device) -> None:
     x = torch.zeros(1, dtype=torch.int64).to(device)
     assert (x + (2**62 + 1)).item() == 2**62 + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.float16, torch.float32])
+def test_a_factor_that_grows_past_its_dtype_raises_at_the_call(dtype: torch.dtype, device: torch.device) -> None:
+    kind = float if dtype.is_floating_point else int
+    x, most = torch.ones(2, dtype=dtype, device=device), (torch.finfo if kind is float else torch.iinfo)(dtype).max
+    for function in (torch.add, torch.sub, lambda x, y, alpha: x.clone().add_(y, alpha=alpha)):
+        for factor in (1, 2, 3, most):
+            function(x, x, alpha=kind(factor))
+        with pytest.raises(RuntimeError, match="without overflow"):
+            function(x, x, alpha=kind(most) * 2)
+    assert x.tolist() == [1, 1]

@@ -38,6 +38,7 @@ from typing import Any
 import torch
 
 from lazytpu.ir.tree import trace
+from lazytpu.recording.domains import is_factor
 from lazytpu.recording.record import INT64_MAX, float_key, load
 from lazytpu.recording.schema import ABSENT, Argument, Op
 from lazytpu.storage import Alias, Storage
@@ -167,6 +168,9 @@ def _operand(op: Op, i: int, argument: Argument, beside_target: bool) -> list[st
         ]
         return [*tensor, *(number if i else []), *adopted, f"else: {_general(op)}"]
     if argument.kind == "number":
+        if is_factor(op.overload, op.overload._schema.arguments[i]):  # one that a dtype may not hold is looked at
+            number[0] = f"elif type({a}) is float and -65504.0 <= {a} <= 65504.0:"
+            number[3] = f"elif type({a}) is int and -127 <= {a} <= 127:"
         return [
             f"if {a} is ABSENT: {k} = ABSENT",
             *number[:-1],

@@ -102,12 +102,16 @@ def checked(overload: OpOverload, kernel: Kernel) -> Kernel:
 def checked_when_new(overload: OpOverload, general: Kernel) -> Kernel:
     """The kernel that records what was not recorded before; for ops that are called too often to be looked at then.
 
-    A factor that the dtype cannot hold is refused here, unless it could when the op was recorded and changed later.
+    A factor that the dtype cannot hold is refused here; the fast kernels leave those to it that not all dtypes hold.
     """
-    name = overload._overloadpacket.__name__.removesuffix("_")
-    arguments = enumerate(overload._schema.arguments)
-    factors = [(i, a.name) for i, a in arguments if a.name == _FACTORS.get(name) and _is_number(a)]
+    factors = [(i, a.name) for i, a in enumerate(overload._schema.arguments) if is_factor(overload, a)]
     return _checked_to_fit(overload, general, factors, length=1)
+
+
+def is_factor(overload: OpOverload, argument: Any) -> bool:
+    """Whether an argument of a schema is a number that has to fit the dtype of the tensors."""
+    name = overload._overloadpacket.__name__.removesuffix("_")
+    return argument.name == _FACTORS.get(name) and _is_number(argument)
 
 
 def _is_number(argument: Any) -> bool:

@@ -80,7 +80,8 @@ def refusal(op: Op, args: Any, kwargs: Any, results: Iterable[Layout | None]) ->
     if any(type(x) is Number and op.arguments[op.positions[name]].kind not in _ANY_VALUE for name, x in named.items()):
         return None  # one that became an input because it changes: its value now is not known here
     layouts = list(_layouts_in(list(named.values())))
-    if op.recorded in _NOT_ASKED or any(layout.dtype not in _JUDGED for layout in layouts):
+    judged = all(layout.dtype in _JUDGED for layout in layouts)
+    if op.recorded in _NOT_ASKED or not (judged or any(0 in layout.size for layout in layouts)):
         return None
     numels = [prod(layout.size) for layout in (*layouts, *results) if layout is not None]
     sizes = {} if max(numels, default=0) <= _SMALL else _few(layouts)
@@ -99,6 +100,8 @@ def refusal(op: Op, args: Any, kwargs: Any, results: Iterable[Layout | None]) ->
                 error = _error_on_cpu(op, named, {}) if sum(numels) <= _LARGE else None
         else:
             error = _error_on_cpu(op, named, {})
+    if not judged and not isinstance(error, IndexError):  # which is about the sizes
+        error = None
     if error is None:
         if len(_accepted) >= _MAX_KNOWN:
             _accepted.clear()

@@ -5,6 +5,7 @@ causal mask is a comparison of positions, never an array of its own.  Several qu
 key head: they are then rows of the same product.
 """
 
+import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -44,6 +45,8 @@ def _masked_scores(q, k, bias, is_causal, scale, first=0):
 
 def _weights(scores, logsumexp):
     """Softmax from the kept logarithms, for gradients; a row that is masked throughout gets zeros."""
+    if logsumexp.dtype != scores.dtype:  # torch keeps float32 of float64, of which the CPU keeps all: found again
+        logsumexp = jax.nn.logsumexp(scores, -1)
     return jnp.exp(scores - jnp.where(logsumexp == -jnp.inf, 0, logsumexp)[..., None])
 
 
@@ -147,7 +150,7 @@ def _gradients_at_once(grad, q, k, v, bias, result, logs, rng, dropout_p, is_cau
     """Gradients of q, k and v, and of the scores."""
     dtype = compute_dtype(q.dtype)
     factor = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype)
-    weights = _weights(_masked_scores(q, k, bias, is_causal, scale, first), logs.astype(dtype))
+    weights = _weights(_masked_scores(q, k, bias, is_causal, scale, first), logs)
     used, of_weights = weights, _batched(_grouped(grad, v), v, -1, -1).reshape(weights.shape)
     if rng is not None:
         used, of_weights = (_dropped(w, dropout_p, rng) for w in (weights, of_weights))

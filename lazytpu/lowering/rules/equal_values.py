@@ -1,42 +1,36 @@
 """Which of several equal values comes first where torch leaves it open: the order in which eager on the CPU gives them.
 
-There an unstable ``sort`` is the C++ library's introsort, ``topk`` its introselect or a heap, ``kthvalue`` a quick
-select.  What becomes of equal values follows from the exchanges these make.  Those of one level of partitions are
-known from counts of the elements on either side of the pivots, so they are made at once, for all parts of all rows.
+There an unstable ``sort`` is the C++ library's, which XLA calls too, ``topk`` its introselect or a heap, ``kthvalue`` a
+quick select.  What becomes of equal values follows from the exchanges these make.  Those of one level of partitions are
+known from counts of the elements on either side of the pivots, so they are made at once, for all rows.
 
 Rows are arrays ``i64[r, n]`` of elements, which hold their rank in the upper and their place in the lower 32 bits.
 """
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .sort_keys import at_places, places_as_introsort, places_in_order
+
 _BLOCK = 128  # elements that are looked through at once
-_SHORT = 16  # introsort leaves parts of this length to a last pass, which keeps the order of equal values
-
-
-def order_key(x, descending=False):
-    """Whole numbers in the order of ``x``: both zeros are equal, and all NaNs, which are the greatest."""
-    if x.dtype == jnp.bool_:
-        x = x.astype(jnp.int8)
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        x = x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
-        whole = jnp.int64 if x.dtype == jnp.float64 else jnp.int32
-        bits = lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.nan, jnp.where(x == 0, 0, x)), whole)
-        x = jnp.where(bits < 0, bits ^ jnp.iinfo(whole).max, bits)
-    return ~x if descending else x
+_MOST_FOLLOWED = 1 << 16  # elements in which selections are followed, at about 0.5 us an element
+_MOST_REPLACED = 1 << 13  # times that a heap takes in an element of more, at about 10 us each
 
 
 def elements(key):
     """The elements of rows of keys [r, n]."""
     place = lax.broadcasted_iota(jnp.int64, key.shape, 1)
     if key.dtype.itemsize > 4 or key.dtype == jnp.uint32:  # more than 32 bits: counted, from the least
-        ordered, origin = lax.sort((key, place), dimension=1, num_keys=1)
+        origin = places_in_order(key, 1)
+        ordered = at_places(key, origin, 1)
         new = jnp.pad(ordered[:, 1:] != ordered[:, :-1], ((0, 0), (1, 0)))
-        rank = lax.cumsum(new.astype(jnp.int64), axis=1)
-        key = lax.sort((origin, rank), dimension=1, num_keys=1)[1]
+        rank = lax.cumsum(new.astype(jnp.int32), axis=1)
+        key = at_places(rank, places_in_order(origin.astype(jnp.int32), 1), 1)
     return key.astype(jnp.int64) << 32 | place
 
 
@@ -86,16 +80,15 @@ def _partition(x, low, high, active):
     return _at(x, jnp.where(from_left | from_right, other, here)), low, high
 
 
-def _partitioned(rows, low, high, longest, n, nth=None):
-    """Rows partitioned until the parts, or those ``nth`` is in, are no longer than ``longest``, and the parts.
+def _partitioned(rows, low, high, longest, n, nth):
+    """Rows partitioned until the parts that ``nth`` is in are no longer than ``longest``, and the parts.
 
     After so many levels for ``n`` elements the C++ library goes over to a heap; here the parts stay as they are.
     """
     levels = 2 * (n.bit_length() - 1)
 
     def active(low, high):
-        long = high - low > longest
-        return long if nth is None else long & (low <= nth.reshape(-1)) & (nth.reshape(-1) < high)
+        return (high - low > longest) & (low <= nth.reshape(-1)) & (nth.reshape(-1) < high)
 
     def more(state):
         return (state[3] < levels) & jnp.any(active(state[1], state[2]))
@@ -118,15 +111,7 @@ def _here(rows):
 
 def _parts_sorted(rows, part):
     """Rows whose parts, numbered in order, are sorted, equal values left in order."""
-    return lax.sort((part, _rank(rows), rows), dimension=1, num_keys=2)[2]
-
-
-def sort_places(rows):
-    """Places i32[r, n] in the order of ``std::sort``."""
-    n, start = rows.shape[1], _row_starts(rows)
-    if n > _SHORT:
-        rows, _, _ = _partitioned(rows, start, start + n, _SHORT, n)
-    return _place(lax.sort((_rank(rows), rows), dimension=1, num_keys=1)[1])
+    return at_places(rows, places_in_order((part.astype(jnp.int64) << 32) + _rank(rows), 1), 1)
 
 
 def _select_places(rows, k):
@@ -135,11 +120,8 @@ def _select_places(rows, k):
     nth = start + (k - 1)
     rows, low, high = _partitioned(rows, start, start + n, 3, n, nth)
     rows = _parts_sorted(rows, jnp.where((low <= nth) & (nth < high), low, start + _here(rows)))[:, :k]
-    if k - 1 > _SHORT:
-        start, is_nth = _row_starts(rows), _here(rows) == k - 1
-        low, high = jnp.where(is_nth, start + k - 1, start), jnp.where(is_nth, start + k, start + k - 1)
-        rows, _, _ = _partitioned(rows, low, high, _SHORT, k - 1)
-    return _place(_parts_sorted(rows, (_here(rows) == k - 1).astype(jnp.int32)))
+    before, last = rows[:, :-1], rows[:, -1:]
+    return _place(lax.concatenate([at_places(before, places_as_introsort(_rank(before), 1), 1), last], 1))
 
 
 def _sift(heap, hole, length, value):
@@ -164,8 +146,8 @@ def _sift(heap, hole, length, value):
     return heap.at[at].set(value)
 
 
-def _heap_places(row, k):
-    """The first ``k`` places i32[k] of one row, as ``std::partial_sort`` leaves them."""
+def _heap_places(row, k, kept, turns):
+    """The first ``k`` places i32[k] of one row, as ``std::partial_sort`` leaves them; ``kept`` after ``turns``."""
     n, size, top = row.shape[0], jnp.int32(k), jnp.int32(0)
     blocks = jnp.pad(_rank(row), (0, -n % _BLOCK), constant_values=jnp.iinfo(jnp.int64).max).reshape(-1, _BLOCK)
     least, count = jnp.min(blocks, 1), len(blocks)
@@ -186,24 +168,34 @@ def _heap_places(row, k):
         return jnp.where(here < _BLOCK, block * _BLOCK + here, jnp.where(later < count, later * _BLOCK + there, n))
 
     def replace(state):
-        heap, new = state
+        heap, new, turn = state
         heap = _sift(heap, top, size, row[new])
-        return heap, next_smaller(heap, new)
+        return heap, next_smaller(heap, new), turn + 1
 
     def pop(i, heap):
         last = size - 1 - i
         return _sift(heap.at[last].set(heap[0]), top, last, heap[last])
 
     heap = lax.fori_loop(jnp.int32(0), jnp.int32(k // 2), heapify, row[:k])
-    heap, _ = lax.while_loop(lambda s: s[1] < n, replace, (heap, next_smaller(heap, size - 1)))
-    return _place(lax.fori_loop(jnp.int32(0), size - 1, pop, heap))
+    start = heap, next_smaller(heap, size - 1), jnp.int32(0)
+    heap, new, _ = lax.while_loop(lambda s: (s[1] < n) & (s[2] < turns), replace, start)
+    return jnp.where(new < n, kept, _place(lax.fori_loop(jnp.int32(0), size - 1, pop, heap)))
 
 
-def top_places(rows, k):
-    """The places i32[r, k] of the ``k`` least elements of each row, as eager's ``topk`` gives them."""
+def can_be_followed(shape, axis, k=None):
+    """Whether the order of ``kthvalue``, or of ``topk`` of ``k``, takes no longer to find than is good for its use."""
+    return math.prod(shape) <= _MOST_FOLLOWED or (k is not None and 64 * k <= shape[axis])
+
+
+def top_places(rows, k, kept):
+    """The places i32[r, k] of the ``k`` least elements of each row, as eager's ``topk`` gives them.
+
+    ``kept`` of a row from which a heap takes in too many.
+    """
     if k * 64 > rows.shape[1]:
         return _select_places(rows, k)
-    return jax.vmap(lambda row: _heap_places(row, k))(rows)
+    turns = max(_MOST_REPLACED, _MOST_FOLLOWED // len(rows))
+    return jax.vmap(lambda row, kept: _heap_places(row, k, kept, turns))(rows, kept)
 
 
 def _exchange(x, i, j, wanted):

@@ -77,6 +77,7 @@ def _pointwise_loss(op, loss, dynamic="", exact=()):
     """
 
     def rule(out, x, target, reduction=MEAN, *extra):
+        extra = extra or (1.0,) * bool(dynamic)
         x, target, *extra = (jnp.asarray(t).astype(compute_dtype(out.dtype)) for t in (x, target, *extra))
         r = rounding(None if out.dtype in exact else out.dtype)
         return reduced(out, rounding(out.dtype)(loss(r, x, target, *map(r, extra))), reduction)
@@ -84,12 +85,12 @@ def _pointwise_loss(op, loss, dynamic="", exact=()):
     lowers(op, dynamic=dynamic)(rule)
 
 
-def _smooth_l1(r, x, target, beta=1.0):
+def _smooth_l1(r, x, target, beta):
     z = jnp.abs(r(x - target))
     return jnp.where(z < beta, r(r(0.5 * z) * z) / beta, z - r(0.5 * beta))
 
 
-def _huber(r, x, target, delta=1.0):
+def _huber(r, x, target, delta):
     z = jnp.abs(r(x - target))
     return jnp.where(z <= delta, r(0.5 * z) * z, delta * r(z - r(0.5 * delta)))
 

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazytpu.lowering.registry import lowers, lowers_each
+from lazytpu.lowering.registry import lowers, lowers_each, target_platform
 from lazytpu.lowering.rules.operands import cast, compute_dtype, is_floating, operand, operands, spread
+from lazytpu.lowering.rules.sort_keys import places_in_order
 
 aten = torch.ops.aten
 
@@ -264,8 +265,10 @@ def random_from(out, x, low=0, to=None, *, rng, generator=None, **ends):
 
 @lowers(aten.randperm.default, aten.randperm.generator)
 def randperm(out, n, *, rng, **_):
-    order = lax.iota(jnp.int32, out.shape[0])
-    return cast(lax.sort((bits(rng, out.shape, jnp.uint64), order), num_keys=1)[1], out.dtype)
+    drawn = bits(rng, out.shape, jnp.uint64)
+    if target_platform() == "cpu":
+        return cast(places_in_order(drawn, 0), out.dtype)
+    return cast(lax.sort((drawn, lax.iota(jnp.int32, out.shape[0])), num_keys=1)[1], out.dtype)
 
 
 @lowers(aten.multinomial.default)

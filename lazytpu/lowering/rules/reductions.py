@@ -12,6 +12,7 @@ import torch
 from jax import lax
 
 from ..registry import lowers
+from .complex_functions import exp
 from .operands import cast, quotient
 from .shape import axis_of
 
@@ -268,13 +269,17 @@ def logcumsumexp(out, x, dim):
         return lax.cumlogsumexp(x.astype(jnp.float64), axis=axis_of(dim, x.ndim)).astype(out.dtype)
 
     def add(total, value):  # in order, for the phase adds up: it is not folded into one turn
-        least, most = lax.real(total) < lax.real(value), jnp.maximum(lax.real(total), lax.real(value))
-        low, high = jnp.where(least, total, value), jnp.where(least, value, total)
-        total = jnp.where(most == -jnp.inf, low, jnp.log1p(lax.exp(low - high)) + high)
+        low, high = (jnp.where(lax.real(total) < lax.real(value), *pair) for pair in ((total, value), (value, total)))
+        below, top = lax.real(low - high), lax.real(high)
+        sum_of = jnp.log1p(jnp.where(below == -jnp.inf, 0, lax.exp(low - high))) + high
+        sum_of = jnp.where(lax.real(low) == jnp.inf, lax.log(exp(low) + exp(high)), sum_of)
+        total = jnp.where(top == -jnp.inf, total, sum_of)
+        total = jnp.where((low != low) | (high != high), jnp.complex128(complex(jnp.nan, jnp.nan)), total)
         return total, total
 
+    x = x.astype(jnp.complex128)
     start = jnp.full_like(lax.index_in_dim(x, 0, axis_of(dim, x.ndim), keepdims=False), -jnp.inf)
-    return jnp.moveaxis(lax.scan(add, start, jnp.moveaxis(x, dim, 0))[1], 0, dim)
+    return jnp.moveaxis(lax.scan(add, start, jnp.moveaxis(x, dim, 0))[1], 0, dim).astype(out.dtype)
 
 
 def _running(out, x, dim, op):

@@ -10,11 +10,12 @@ import torch
 from jax import lax
 
 from ..registry import lowers, target_platform
-from .equal_values import elements, kth_places, order_key, sort_places, top_places
+from .equal_values import can_be_followed, elements, kth_places, top_places
 from .indexing import gather
 from .operands import result_dtype
 from .reductions import axes_of, wide
 from .shape import axis_of
+from .sort_keys import at_places, order_key, places_as_introsort, places_in_order
 
 aten = torch.ops.aten
 
@@ -23,6 +24,9 @@ def sorted_pair(x, axis, descending=False):
     """Values and their places (i64), stable."""
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
+    if target_platform() == "cpu":
+        places = places_in_order(order_key(x, descending), axis)
+        return at_places(x, places, axis), places
     places = lax.broadcasted_iota(jnp.int64, x.shape, axis)
     if not descending:
         return lax.sort((x, places), dimension=axis, num_keys=1)
@@ -31,40 +35,52 @@ def sorted_pair(x, axis, descending=False):
     return lax.rev(values, [axis]), lax.rev(places, [axis])
 
 
-_MOST_FOLLOWED = 1 << 16  # elements; the order of equal ones costs about 0.1 us an element, twenty times a `top_k`
-
-
-def _follows_eager(x):
-    """Whether equal values are ordered as eager does on the CPU.
-
-    Elsewhere, in large arrays and where sizes are open, they keep their order.
-    """
+def _follows_eager(x, axis, k=None):
+    """Whether `topk`, or `kthvalue`, gives equal values in eager's order; elsewhere they keep their order."""
     fixed = all(isinstance(n, int) for n in x.shape)
-    return target_platform() == "cpu" and fixed and 0 < x.size <= _MOST_FOLLOWED
+    return target_platform() == "cpu" and fixed and can_be_followed(x.shape, axis, k)
+
+
+def _any_equal(sorted_values, axis):
+    key, n = order_key(sorted_values), sorted_values.shape[axis]
+    return jnp.any(lax.slice_in_dim(key, 1, n, axis=axis) == lax.slice_in_dim(key, 0, n - 1, axis=axis))
 
 
 def _as_eager_orders(x, axis, descending, sorted_values, places, find):
-    """``places``, or what ``find`` gives for rows of elements, if there are equal values.
+    """``places``, or what ``find`` gives for rows of elements and of places, if there are equal values.
 
     ``sorted_values`` are those of ``x`` among which equal ones count.
     """
-    key, n = order_key(sorted_values), sorted_values.shape[axis]
-    equal = jnp.any(lax.slice_in_dim(key, 1, n, axis=axis) == lax.slice_in_dim(key, 0, n - 1, axis=axis))
 
     def found():
         rows = jnp.moveaxis(order_key(x, descending), axis, -1)
-        ordered = find(elements(lax.reshape(rows, (x.size // x.shape[axis], x.shape[axis]))))
-        return jnp.moveaxis(ordered.reshape(*rows.shape[:-1], places.shape[axis]), -1, axis).astype(places.dtype)
+        kept = jnp.moveaxis(places, axis, -1)
+        count = x.size // x.shape[axis]
+        ordered = find(elements(rows.reshape(count, -1)), kept.reshape(count, -1).astype(jnp.int32))
+        return jnp.moveaxis(ordered.reshape(kept.shape), -1, axis).astype(places.dtype)
 
-    return lax.cond(equal, found, lambda: places)
+    return lax.cond(_any_equal(sorted_values, axis), found, lambda: places)
+
+
+def _is_short(n):
+    """Whether introsort leaves equal values of a row of ``n`` in order."""
+    return isinstance(n, int) and n <= 16
 
 
 def unstable_pair(x, axis, descending=False):
-    """Values and their places (i64), equal values in the order of eager's unstable sort."""
+    """Values and their places (i64), on CPUs with equal values in the order of eager's unstable sort."""
     values, places = sorted_pair(x, axis, descending)
-    if x.ndim == 0 or not _follows_eager(x) or x.shape[axis] <= 16:  # which it keeps in order
+    if x.ndim == 0 or target_platform() != "cpu" or 0 in x.shape or _is_short(x.shape[axis]):
         return values, places
-    return values, _as_eager_orders(x, axis, descending, values, places, sort_places)
+
+    def ordered():  # takes XLA five times as long
+        return places_as_introsort(order_key(x, descending), axis)
+
+    # Zeros are the only equal values that differ.  A condition of their own lets XLA leave out places no one asks for.
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        signs = [jnp.any((x == 0) & (jnp.signbit(x) == sign)) for sign in (False, True)]
+        values = lax.cond(signs[0] & signs[1], lambda: at_places(x, ordered(), axis), lambda: values)
+    return values, lax.cond(_any_equal(values, axis), ordered, lambda: places)
 
 
 @lowers(aten.sort.default, aten.sort.stable)
@@ -84,33 +100,46 @@ def argsort_stable(out, x, *, stable, dim=-1, descending=False):
     return argsort(out, x, dim, descending, stable=stable)
 
 
+def _best(x, axis, count, largest):
+    """The ``count`` greatest or least values and their places (i64), in order, equal ones in the order they have."""
+    on_cpu, floating = target_platform() == "cpu", jnp.issubdtype(x.dtype, jnp.floating)
+    if on_cpu:  # XLA's fast kernel is for f32, and takes longer than a sort where it has much to find
+        n = x.shape[axis]
+        by_sort = x.dtype.itemsize > (4 if floating else 2) or (isinstance(n, int) and 8 * count >= n)
+    else:
+        by_sort = x.dtype == jnp.bool_ or (floating and not largest)
+    if by_sort:
+        values, places = sorted_pair(x, axis, largest)
+        return tuple(lax.slice_in_dim(a, 0, count, axis=axis) for a in (values, places))
+    if floating:  # the sign of a NaN says whether it comes first or last
+        key = lax.convert_element_type(x, wide(x.dtype))
+        nan = jnp.asarray(np.copysign(np.nan, 1 if largest else -1), key.dtype)
+        key = jnp.where(jnp.isnan(key), nan, key if largest else -key)
+        key = jnp.where(key == 0, 0, key) if on_cpu else key
+    elif on_cpu:
+        key = x.astype(jnp.float32) if largest else -x.astype(jnp.float32)
+    else:
+        key = x if largest else ~x
+    best, places = (jnp.moveaxis(a, -1, axis) for a in lax.top_k(jnp.moveaxis(key, axis, -1), count))
+    places = places.astype(jnp.int64)
+    if on_cpu:  # XLA does not use its kernel where parts of ``best`` are used
+        return at_places(x, places, axis), places
+    return (best if largest else -best if floating else ~best).astype(x.dtype), places
+
+
 @lowers(aten.topk.default)
 def topk(out, x, k, dim=-1, largest=True, sorted=True):
     if 0 in out[0].shape:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     if x.ndim == 0:
         return jnp.broadcast_to(x, out[0].shape), jnp.zeros(out[1].shape, out[1].dtype)
-    axis, floating = axis_of(dim, x.ndim), jnp.issubdtype(x.dtype, jnp.floating)
-    if x.dtype == jnp.bool_ or (floating and not largest and target_platform() != "cpu"):
-        values, places = sorted_pair(x, axis, largest)
-        return tuple(lax.slice_in_dim(a, 0, k, axis=axis) for a in (values, places))
-    if floating:  # the sign of a NaN says whether it comes first or last; XLA's fast kernel is for f32
-        key = lax.convert_element_type(x, wide(x.dtype))
-        nan = jnp.asarray(np.copysign(np.nan, 1 if largest else -1), key.dtype)
-        key = jnp.where(jnp.isnan(key), nan, key if largest else -key)
-    else:
-        key = x if largest else ~x
-    follows = _follows_eager(x)
-    last = min(k + 1, x.shape[axis]) if follows else k  # the next one may be equal to it
-    best, places = (jnp.moveaxis(a, -1, axis) for a in lax.top_k(jnp.moveaxis(key, axis, -1), last))
-    # XLA has a kernel for `top_k` unless parts of its result are used: so these are taken from its bits.
-    values = best if best.dtype != jnp.float32 else lax.bitcast_convert_type(best, jnp.int32)
-    values, places = (lax.slice_in_dim(a, 0, k, axis=axis) for a in (values, places.astype(jnp.int64)))
-    values = lax.bitcast_convert_type(values, best.dtype) if floating else values
-    if follows:
-        places = _as_eager_orders(x, axis, largest, best, places, lambda rows: top_places(rows, k))
-    values = values if largest else -values if floating else ~values
-    return values.astype(x.dtype), places
+    axis = axis_of(dim, x.ndim)
+    if not _follows_eager(x, axis, k):
+        return _best(x, axis, k, largest)
+    best, places = _best(x, axis, min(k + 1, x.shape[axis]), largest)  # the next one may be equal to the last
+    first = lax.slice_in_dim(places, 0, k, axis=axis)
+    places = _as_eager_orders(x, axis, largest, best, first, lambda rows, kept: top_places(rows, k, kept))
+    return at_places(x, places, axis), places
 
 
 def _pick(out, x, axis, values, places, at):
@@ -130,12 +159,12 @@ def kthvalue(out, x, k, dim=-1, keepdim=False):
     axis = axis_of(dim, x.ndim)
     values, places = sorted_pair(x, axis)
     picked = _pick(out, x, axis, values, places, jnp.int64(k - 1))
-    if x.ndim == 0 or not _follows_eager(x) or x.shape[axis] < 3:
+    if x.ndim == 0 or not _follows_eager(x, axis) or x.shape[axis] < 3:
         return picked
     near = lax.slice_in_dim(values, max(k - 2, 0), min(k + 1, x.shape[axis]), axis=axis)
     place = lax.expand_dims(picked[1], [axis] if len(out[1].shape) < x.ndim else [])
-    place = _as_eager_orders(x, axis, False, near, place, lambda rows: kth_places(rows, k - 1))
-    return picked[0], lax.reshape(place, out[1].shape)
+    place = _as_eager_orders(x, axis, False, near, place, lambda rows, _: kth_places(rows, k - 1))
+    return tuple(lax.reshape(a, out[1].shape) for a in (at_places(x, place, axis), place))
 
 
 def _middle(out, x, axis, skip_nan):

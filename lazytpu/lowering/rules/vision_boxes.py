@@ -84,5 +84,5 @@ def nms(out, dets, scores, iou_threshold):
         return jnp.zeros((0,), jnp.int64), jnp.int64(0)
     _, order = sorted_pair(scores, 0, descending=True)
     kept = _kept(dets[order], jnp.asarray(iou_threshold, jnp.float64))
-    behind = jnp.argsort(~kept, stable=True)
+    _, behind = sorted_pair(~kept, 0)
     return order[behind], jnp.sum(kept, dtype=jnp.int64)
