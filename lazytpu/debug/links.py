@@ -138,10 +138,13 @@ def _named(instruction: Instruction, names: Names, above: list[int], entry: bool
 
 
 def _neighbours(computation: Computation, found: dict[int, Origin]) -> None:
-    """Gives what has no name the origin of its operands, going down, or of its users, going up."""
+    """Gives what has no name the origin of its operands, going down, or of its users, going up.
+
+    What a loop begins with is a tuple, which holds inputs too: it and its parts belong to the loop.
+    """
     by_name = {i.name: i for i in computation.instructions}
     for instruction in computation.instructions:
-        if found[instruction.line].how == "unknown":
+        if found[instruction.line].how == "unknown" and (instruction.opcode != "tuple" or instruction.root):
             near = [found[by_name[n].line] for n in instruction.operands if n in by_name]
             _take(instruction, near, "operand", found)
     users: dict[str, list[Instruction]] = {}

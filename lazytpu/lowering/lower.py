@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
 from lazytpu.lowering.in_place import after, reads_before
 from lazytpu.lowering.registry import is_strided, rule_of, target_platform
+from lazytpu.lowering.rows import elements_of, is_by_element, lower_rows, stretches_of
+from lazytpu.lowering.rules.foreach import element_rule
 from lazytpu.lowering.rules.operands import rounded
 
 Type = jax.ShapeDtypeStruct
@@ -54,23 +56,34 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
 
     first = {(kind, i): start for kind, start, stop in graph.uniform for i in range(start, stop)}
     waits = reads_before(graph) if target_platform() == "cpu" else {}
+    stretches = stretches_of(graph, set(waits))
 
     def step(inputs: Sequence[Any], floats: Any, ints: Any, complexes: Any) -> tuple[Any, ...]:
         packs = {"f": floats, "i": ints, "c": complexes, "taken": {}, "first": first}
         values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
-        last_use = _last_uses(graph, waits)
-        rows: list[Any] = []
-        for position, node in enumerate(graph.nodes):
-            args, kwargs = _arguments(node, values, packs)
-            if graph.checked:
-                rows += report_rows(node.op.recorded, position, args, kwargs)
-            _run(node, args, kwargs, values, scope_name(node, position if config.dump else None))
-            for value in [v for v in node.values if v in waits]:  # in order: programs are the same in each process
+        last, awaited = _last_uses(graph, stretches, waits), {v for reads in waits.values() for v in reads}
+        ends: dict[int, list[Value]] = {}
+        for value, i in last.items():
+            ends.setdefault(i, []).append(value)
+        checks: list[Any] = []
+        for i, stretch in enumerate(stretches):
+            nodes = graph.nodes[stretch.start : stretch.stop]
+            scopes = [scope_name(node, p if config.dump else None) for node, p in zip(nodes, stretch, strict=True)]
+            if is_by_element(nodes[0]):
+                needed = {v for node in nodes for v in elements_of(node) if v in awaited or last.get(v, -1) > i}
+                elements = partial(_lower_element, dict(zip(nodes, scopes, strict=True)))
+                values |= lower_rows(nodes, partial(_operand, values=values, packs=packs), needed, elements)
+            else:
+                args, kwargs = _arguments(nodes[0], values, packs)
+                if graph.checked:
+                    checks += report_rows(nodes[0].op.recorded, stretch.start, args, kwargs)
+                values |= _run(nodes[0], args, kwargs, scopes[0])
+            for value in [v for node in nodes for v in node.values if v in waits]:  # in order: the same in each process
                 values[value] = after([values[v] for v in waits[value]], values[value])
-            for value in last_use.get(position, ()):
-                del values[value]
+            for value in ends.get(i, ()):
+                values.pop(value, None)
         outputs = _packed([values[v] for v in graph.outputs], graph.packed)
-        return (*outputs, report(rows)) if graph.checked else tuple(outputs)
+        return (*outputs, report(checks)) if graph.checked else tuple(outputs)
 
     return step
 
@@ -82,45 +95,61 @@ def _packed(outputs: list[Any], packed: int) -> list[Any]:
     return [*outputs[:-packed], lax.concatenate([x.reshape(-1) for x in outputs[-packed:]], 0)]
 
 
-def _last_uses(graph: Graph, waits: dict[Value, list[Value]]) -> dict[int, list[Value]]:
-    """Node positions to the values nobody needs after them, so that tracing holds few arrays."""
+def _last_uses(graph: Graph, stretches: Sequence[range], waits: dict[Value, list[Value]]) -> dict[Value, int]:
+    """Values to the last stretch that needs them, so that tracing holds few arrays; outputs to what is behind all."""
     last: dict[Value, int] = {}
-    for position, node in enumerate(graph.nodes):
-        for x in (*operands(node), *[x for v in node.values if v in waits for x in waits[v]]):
-            if type(x) is Value:
-                last[x] = position
-    kept = {*graph.outputs}
-    uses: dict[int, list[Value]] = {}
-    for value, position in last.items():
-        if value not in kept:
-            uses.setdefault(position, []).append(value)
-    return uses
+    for i, stretch in enumerate(stretches):
+        for node in graph.nodes[stretch.start : stretch.stop]:
+            for x in (*operands(node), *[x for v in node.values if v in waits for x in waits[v]]):
+                if type(x) is Value:
+                    last[x] = i
+    return last | dict.fromkeys(graph.outputs, len(stretches))
 
 
 def _arguments(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a node, with arrays in place of values and numbers."""
-
-    def operand(x: Any) -> Any:
-        if type(x) is Value:
-            return values[x]
-        if type(x) is Number:
-            return _number(x, packs)
-        if isinstance(x, list):
-            return [operand(e) for e in x]
-        return _body(x) if type(x) is Subgraph else x
-
-    return [operand(x) for x in node.args], {k: operand(x) for k, x in node.kwargs.items()}
+    args = [_operand(x, values, packs) for x in node.args]
+    return args, {k: _operand(x, values, packs) for k, x in node.kwargs.items()}
 
 
-def _run(node: Node, args: list[Any], kwargs: dict[str, Any], values: dict[Value, Any], scope: str) -> None:
-    """Lowers one node."""
-    types = node.natural or [None if v is None else v.layout for v in node.values]
+def _operand(x: Any, values: dict[Value, Any], packs: dict[str, Any]) -> Any:
+    if type(x) is Value:
+        return values[x]
+    if type(x) is Number:
+        return _number(x, packs)
+    if isinstance(x, list):
+        return [_operand(e, values, packs) for e in x]
+    return _body(x) if type(x) is Subgraph else x
+
+
+def _run(node: Node, args: list[Any], kwargs: dict[str, Any], scope: str) -> dict[Value, Any]:
+    """Lowers one node: its values with their arrays."""
+    types = _natural(node)
     out = _nest(node.structure, [None if lay is None else type_of(lay) for lay in types])
     if is_strided(node.op.recorded):
         kwargs["contiguous"] = node.args[0].layout.contiguous
+    results = _results(node, scope, types, lambda: lower_op(node.op.recorded, out, args, kwargs))
+    pairs = zip(node.values, results, strict=True)
+    return {value: _as_kept(value, result) for value, result in pairs if value is not None}
+
+
+def _lower_element(scopes: dict[Node, str], node: Node, i: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Lowers one element of a foreach op."""
+    rule, layout = element_rule(node.op.recorded), _natural(node)[i]
+    (result,) = _results(node, scopes[node], [layout], lambda: rule(type_of(layout), *args, **kwargs))
+    return _as_kept(elements_of(node)[i], result)
+
+
+def _natural(node: Node) -> Sequence[Any]:
+    """The layouts that an op gives, before an in-place op casts them to those of its target."""
+    return node.natural or [None if v is None else v.layout for v in node.values]
+
+
+def _results(node: Node, scope: str, types: Sequence[Layout | None], call: Callable[[], Any]) -> list[Any]:
+    """The results of a rule, of the ``types`` that torch predicts."""
     try:
         with jax.named_scope(scope):
-            results = _flat(call_from(node.site)(lambda: lower_op(node.op.recorded, out, args, kwargs)))
+            results = _flat(call_from(node.site)(call))
     except LoweringError:
         raise
     except Exception as error:
@@ -129,12 +158,14 @@ def _run(node: Node, args: list[Any], kwargs: dict[str, Any], values: dict[Value
             at=node.site.describe() if node.site else "",
             given=", ".join(repr(x.layout) for x in operands(node) if type(x) is Value),
         ) from error
-    results = _checked(node, types, results)
-    for value, result in zip(node.values, results, strict=True):
-        if value is not None:
-            wanted = to_numpy(value.layout.dtype)
-            result = result if result.dtype == wanted else _cast(result, wanted)
-            values[value] = _rounded_to_half(result) if value.layout.dtype is torch.complex32 else result
+    return _checked(node, types, results)
+
+
+def _as_kept(value: Value, result: Any) -> Any:
+    """A result in the type of the value that stands for it."""
+    wanted = to_numpy(value.layout.dtype)
+    result = result if result.dtype == wanted else _cast(result, wanted)
+    return _rounded_to_half(result) if value.layout.dtype is torch.complex32 else result
 
 
 def _body(body: Subgraph) -> Callable[..., list[Any]]:

@@ -1,8 +1,11 @@
-"""Foreach ops: the rule of the op on one tensor, applied to each element of the lists."""
+"""Foreach ops: the rule of the op on one tensor, applied to each element of the lists.
 
-from collections import Counter
+In a graph most are lowered tensor by tensor (`lazytpu.lowering.rows`), by `element_rule`.
+"""
 
-import jax
+from functools import partial
+from typing import Any
+
 import jax.numpy as jnp
 import torch
 
@@ -11,8 +14,6 @@ from lazytpu.lowering.rules.operands import compute_dtype
 from lazytpu.torch_api.versions import passing_op
 
 aten = torch.ops.aten
-
-_FEWEST_SHARED = 4  # fewer calls with equal types are not worth a function of their own
 
 _UNARY = (
     "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max neg "
@@ -49,52 +50,20 @@ for _name, _bound in (
     _BASES[_foreach.Scalar] = _BASES[_foreach.ScalarList] = getattr(aten, _bound).default
 
 
+def element_rule(op: Any) -> Any:
+    """The rule of a foreach op on one element of its lists, or None where it is not taken element by element."""
+    if op in _WITH_VALUE:
+        return partial(_called_with_value, rule_of(_WITH_VALUE[op]))
+    return rule_of(_BASES[op]) if op in _BASES else None
+
+
+def _called_with_value(base, out, x, a, b, value=1):
+    return base(out, x, a, b, value=value)
+
+
 def _element(argument, i):
     """The argument of the ``i``-th call: lists hold one for each, anything else serves all."""
     return argument[i] if isinstance(argument, list | tuple) else argument
-
-
-def _call_each(one, out, calls):
-    """Calls a rule for each element; where it is called with equal types often, it is traced once and shared.
-
-    XLA inlines what is shared, so the program is the same.
-    """
-    leaves = [jax.tree_util.tree_flatten(call) for call in calls]
-    types = [
-        (
-            o.shape,
-            o.dtype,
-            tree,
-            *[(x.shape, x.dtype, x.weak_type) if isinstance(x, jax.Array) else repr(x) for x in flat],
-        )
-        for o, (flat, tree) in zip(out, leaves, strict=True)
-    ]
-    often = {key for key, n in Counter(types).items() if n >= _FEWEST_SHARED}
-    shared = {}
-    results = []
-    for o, key, (flat, tree), (args, kwargs) in zip(out, types, leaves, calls, strict=True):
-        if key not in often:
-            results.append(one(o, *args, **kwargs))
-            continue
-        if key not in shared:
-            shared[key] = jax.jit(_on_arrays(one, o, flat, tree))
-        results.append(shared[key](*[x for x in flat if isinstance(x, jax.Array)]))
-    return results
-
-
-def _on_arrays(one, out, flat, tree):
-    """The rule as a function of the arrays among its arguments; the others stay as they are."""
-    fixed = [None if isinstance(x, jax.Array) else x for x in flat]
-    positions = [i for i, x in enumerate(flat) if isinstance(x, jax.Array)]
-
-    def element(*arrays):
-        given = list(fixed)
-        for position, x in zip(positions, arrays, strict=True):
-            given[position] = x
-        args, kwargs = jax.tree_util.tree_unflatten(tree, given)
-        return one(out, *args, **kwargs)
-
-    return element
 
 
 def _each(base):
@@ -102,12 +71,10 @@ def _each(base):
 
     def rule(out, *args, **kwargs):
         one = rule_of(base)
-        if one is None:
-            raise LookupError(f"{base} has no lowering rule for its foreach form")
-        calls = [
-            ([_element(a, i) for a in args], {k: _element(v, i) for k, v in kwargs.items()}) for i in range(len(out))
+        return [
+            one(o, *(_element(a, i) for a in args), **{k: _element(v, i) for k, v in kwargs.items()})
+            for i, o in enumerate(out)
         ]
-        return _call_each(one, out, calls)
 
     return rule
 
@@ -127,9 +94,11 @@ def _each_with_value(base):
     return with_value
 
 
-for _overload in ("Scalar", "ScalarList", "Tensor"):
-    lowers(getattr(aten._foreach_addcmul, _overload))(_each_with_value(aten.addcmul.default))
-    lowers(getattr(aten._foreach_addcdiv, _overload))(_each_with_value(aten.addcdiv.default))
+_WITH_VALUE: dict[Any, Any] = {}
+for _foreach, _base in ((aten._foreach_addcmul, aten.addcmul.default), (aten._foreach_addcdiv, aten.addcdiv.default)):
+    for _overload in ("Scalar", "ScalarList", "Tensor"):
+        lowers(getattr(_foreach, _overload))(_each_with_value(_base))
+    _WITH_VALUE |= dict.fromkeys((_foreach.Scalar, _foreach.ScalarList), _base)
 
 
 @lowers(aten._foreach_norm.Scalar)

@@ -117,11 +117,11 @@ def quotient(x: Any, y: Any) -> Any:
     """``x / y``, rounded once.
 
     XLA multiplies by the inverse where the divisor is one number for the whole array, so that 41 / 41 is less than 1.
-    A divisor that depends on ``x``, if only to be NaN where the result is so anyway, it divides by.
+    A divisor that depends on ``x``, if only to be NaN where ``x`` is and the result anyway, it divides by.
     """
     if x.dtype not in (_F32, _F64):
         return lax.div(x, y)
-    return lax.div(x, lax.select(lax.eq(x, x), y, lax.full_like(y, float("nan"))))
+    return lax.div(x, lax.select(lax.eq(x, x), y, x))
 
 
 def pointwise(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -365,10 +365,12 @@ lowers_each(
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(out, start, end, weight):
-    start, end, weight = operand(start, out), operand(end, out), _factor(weight, out)
-    difference = end - start
-    small = jnp.abs(weight) < 0.5  # the form that is exact at the nearer end
-    return cast(jnp.where(small, start + weight * difference, end - difference * (1 - weight)), out.dtype)
+    start, end = operand(start, out), operand(end, out)
+    one = getattr(weight, "size", 1) == 1
+    weight = cast(jnp.reshape(weight, ()), start.dtype) if one else operand(weight, out)
+    small = lax.lt(lax.abs(weight), cast(0.5, jnp.abs(weight).dtype))  # from the nearer end, where it is exact
+    factor = spread(lax.select(small, weight, weight - 1), out.shape)
+    return cast(lax.select(spread(small, out.shape), start, end) + factor * (end - start), out.dtype)
 
 
 @lowers(aten.addcmul.default)
