@@ -104,7 +104,7 @@ def cost(step: Callable[[], Any], switch: Callable[[bool], None], pairs: int, bl
 
 
 def switches(folder: Path) -> dict[str, Callable[[bool], None]]:
-    """What can be switched on, by name."""
+    """What can be switched on, by name; ``nothing`` shows how far from 1 the machine alone brings a ratio."""
 
     def metrics(on: bool) -> None:
         lazytpu.config.metrics = on
@@ -112,7 +112,7 @@ def switches(folder: Path) -> dict[str, Callable[[bool], None]]:
     def file(on: bool) -> None:
         lazytpu.config.metrics_file = str(folder / "steps.jsonl") if on else ""
 
-    return {"metrics": metrics, "metrics_file": file}
+    return {"nothing": lambda on: None, "metrics": metrics, "metrics_file": file}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -507,6 +507,32 @@ inside torch: an optimizer makes its state in its first step
     )
 
 
+def test_one_line_called_from_others(device: torch.device) -> None:
+    net = nn.Linear(4, 3).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        net(torch.ones(2, 4).to(device)).sum().backward()  # [trained]
+        optimizer.step()  # [stepped]
+        lazytpu.mark_step()
+
+    train()  # [called]
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    train()  # [called_again]
+    assert "took another way inside torch, called from [called_again] instead of [called]: it is another" in last()
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    x = torch.ones(5, 4).to(device)
+    y = net(x)  # [validated]
+    lazytpu.mark_step()
+    z = net(torch.ones(4, 4).to(device))  # [other_size]
+    lazytpu.mark_step()
+    assert kinds()[-1] == "input" and "was f32[5,4] and is f32[4,4]: its dimension 0 changed" in last()
+    assert "   at   [other_size]  Linear\n   was  [validated]  Linear\n" in last()
+    del y, z
+
+
 def test_gradients_that_are_added_up(device: torch.device) -> None:
     net, x = nn.Sequential(nn.Tanh(), nn.Linear(4, 3)).to(device), torch.ones(2, 4).to(device).requires_grad_()
 

@@ -18,6 +18,7 @@ from lazytpu.cli.app import app
 from lazytpu.debug.folder import open_dump
 from lazytpu.debug.report import collect, write_report
 from lazytpu.debug.report.measured import Measured, measured
+from lazytpu.debug.report.readers import readers
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
@@ -111,9 +112,47 @@ def test_measured_times_reach_the_ops():
     names = [row["name"] for row in rows if row["opcode"] in ("fusion", "dot", "copy")]
     times = Measured(runs=2)
     times.seconds.update(dict.fromkeys(names, 0.002))
-    part = collect.graph_part(graph, times)
+    part = collect.graph_part(graph, times, {})
     assert sum(op["seconds"] or 0 for op in part["ops"]) > 0
-    assert all(op["seconds"] is None for op in collect.graph_part(graph, None)["ops"])
+    assert all(op["seconds"] is None for op in collect.graph_part(graph, None, {})["ops"])
+
+
+VIEWS = """\
+class Flat(Module):
+    def forward(self, x):
+        return x.flatten(1)
+def heads(x):
+    b = x.shape[0]
+    return x.view(b, 4).transpose(0, 1)
+class Net(Module):
+    def __init__(self):
+        self.flat = Flat()
+    def forward(self, x):
+        h = heads(x)
+        h = h[1:]
+        y = (
+            relu(h)
+            .permute(1, 0)
+        )
+        z = self.flat(y)
+        return z.unsqueeze(0)
+loss = model(data).sum()
+"""
+
+
+def test_views_are_found_where_they_are_read():
+    read = [("aten.view", 14), ("aten.transpose.int", 14), ("aten.slice.Tensor", 14), ("aten.relu", 14)]
+    read += [("aten.permute", 19), ("aten.view", 19), ("aten.unsqueeze", 19), ("aten.sum", 19), ("aten.view", 19)]
+    names = ["%p0", *[f"%{i}" for i in range(len(read))]]
+    ops = [
+        {
+            "op": op, "file": "/net.py", "line": line, "backward": i == 8, "operands": names[i : i + 1],
+            "results": [[names[i + 1], "f32[4]"]], "bytes": 0 if i not in (3, 7) else 16,
+        }
+        for i, (op, line) in enumerate(read)
+    ]  # fmt: skip
+    found = readers(VIEWS, "/net.py", ops)
+    assert found == {3: [5], 6: [0, 1], 11: [0, 1], 12: [2], 15: [4], 17: [5], 18: [6]}
 
 
 # --- in a browser --------------------------------------------------------------------------------------
@@ -265,20 +304,20 @@ def large(tmp_path_factory) -> Path:
     name = "graph-001-00000000"
     (folder / name).mkdir()
     (folder / "sources").mkdir()
-    (folder / "sources" / "00-net.py").write_text("".join(f"x = layer_{i}(x)\n" for i in range(100)))
+    (folder / "sources" / "00-net.py").write_text("v = x.t()\n" + "".join(f"v = layer_{i}(v)\n" for i in range(100)))
     ops = [
         {
-            "name": f"%{i}", "op": "aten.mul.Tensor", "text": "",
+            "name": f"%{i}", "op": "aten.mul.Tensor" if i else "aten.t", "text": "",
             "results": [{"name": f"%{i}", "type": "f32[8]", "bytes": 32}],
-            "operands": [f"%{i - 1}" if i else "%p0"], "file": "/net.py", "line": i // 50 + 1,
+            "operands": [f"%{i - 1}" if i else "%p0"], "file": "/net.py", "line": i // 50 + 2,
             "module": f"Net.blocks.{i // 100}.part{i // 25 % 4}", "backward": False, "flops": 8 * (i % 7), "bytes": 64,
         }
         for i in range(MANY)
     ]  # fmt: skip
     hlo, rows = ["HloModule jit_lazytpu_00000000", "", "ENTRY %main (a: f32[8]) -> f32[8] {"], []
-    for i in range(4 * MANY):
+    for i in range(4, 4 * MANY):
         hlo.append(f'  %multiply.{i} = f32[8]{{0}} multiply(%a, %a), metadata={{op_name="x"}}')
-        row = {"line": i + 4, "name": f"multiply.{i}", "opcode": "multiply", "computation": "main", "how": "metadata"}
+        row = {"line": i, "name": f"multiply.{i}", "opcode": "multiply", "computation": "main", "how": "metadata"}
         rows.append({**row, "ops": [i // 4], "times": 1, "flops": 8, "bytes": 64})
     ir = [
         "graph(%p0: f32[8]) {",
@@ -332,6 +371,12 @@ def test_a_graph_of_5000_ops_opens_in_two_seconds(browser, large):
     page.click(".pane[data-pane=source] .ln >> nth=3")
     assert len(page.query_selector_all(".ln")) < 1500  # only what is in view
     assert opened.marked("ir") and opened.marked("hlo")
+    page.click(".pane[data-pane=source] .ln >> nth=0")  # a view, which is recorded by the next line and folded into it
+    assert [line.split("\n")[-1] for line in opened.marked("source")] == ["v = x.t()", "v = layer_0(v)"]
+    assert len(opened.marked("ir")) == 1 and len(opened.marked("hlo", ".weak")) == 4
+    said = page.inner_text("#selection").replace("\n", " ")
+    assert "net.py:1 makes views alone, recorded where they are read: net.py:2" in said
+    assert "no instruction of its own: folded into %1 aten.mul.Tensor" in said
     for tab in ("modules", "drawing", "diff"):
         opened.tab(tab)
     page.wait_for_selector("#drawing canvas", state="attached")

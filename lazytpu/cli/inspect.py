@@ -10,13 +10,16 @@ import typer
 from lazytpu.cli import tables
 from lazytpu.cli.run_package import is_package, show_package
 from lazytpu.debug.compare import text_of, unified
-from lazytpu.debug.folder import Dump, DumpedGraph, NotADump, open_dump, open_graph
+from lazytpu.debug.folder import Dump, DumpedGraph, NotADump, open_dump, open_graph, steps_of
 from lazytpu.debug.passes import passes_of
 
 
 def inspect(
     path: Annotated[
-        Path, typer.Argument(metavar="DIR|FILE", help="A dump, one of its graphs, a file in that, or a package.")
+        Path,
+        typer.Argument(
+            metavar="DIR|FILE", help="A dump, one of its graphs, a file in that, a file of steps, or a package."
+        ),
     ],
     graph: Annotated[int | None, typer.Option("-g", "--graph", metavar="N", help="Only graph N, in full.")] = None,
     diff: Annotated[
@@ -29,7 +32,8 @@ def inspect(
 ) -> None:
     """Show what a dump (`run --dump DIR`) holds: its graphs, what they cost, and how two of them differ.
 
-    Without options a dump is listed, a graph is shown in full, and a file is printed with colours.
+    Without options a dump is listed, a graph is shown in full, a file of steps (run --metrics FILE) is a table, and any
+    other file is printed with colours.
     """
     try:
         _inspect(path, graph, diff, passes, top)
@@ -42,7 +46,11 @@ def _inspect(path: Path, number: int | None, pair: tuple[int, int] | None, passe
         show_package(path)
         return
     if path.is_file():
-        tables.show_file(path)
+        steps = steps_of(path)
+        if steps:
+            tables.show_steps(path, steps)
+        else:
+            tables.show_file(path)
         return
     one = open_graph(path)
     dump = open_dump(path.parent if one is not None else path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazytpu.debug.folder import Dump, DumpedGraph
 from lazytpu.debug.passes import START, Pass
+from lazytpu.reporting.metrics_tables import Step, steps_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,6 +159,13 @@ def show_passes(graph: DumpedGraph, found: Sequence[Pass]) -> None:
     rows = [[p.name, p.pipeline, str(p.before), str(p.after), f"{p.after - p.before:+}"] for p in shown]
     heads = ["pass", "pipeline", "before", "after", "change"]
     console().print(table(heads, rows, f"{graph.name}: instructions of HLO", left=2))
+
+
+def show_steps(path: Path, steps: Sequence[Step]) -> None:
+    """What the steps in a file cost."""
+    out = console()
+    out.print(f"[bold]{path}[/]  {len(steps)} step{'s' * (len(steps) != 1)}")
+    out.print(steps_table(steps))
 
 
 def show_file(path: Path) -> None:

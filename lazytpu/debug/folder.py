@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lazytpu.reporting.metrics_tables import Step
+
 MANIFEST = "manifest.json"
 
 
@@ -114,6 +116,12 @@ def open_graph(path: Path) -> DumpedGraph | None:
     if (path / MANIFEST).is_file() and "number" in read_json(path / MANIFEST):
         return DumpedGraph(path)
     return None
+
+
+def steps_of(path: Path) -> list[Step]:
+    """The steps in a file of them (``metrics_file``); none where it holds something else."""
+    rows = read_lines(path) if path.suffix == ".jsonl" else []
+    return [Step(**row) for row in rows] if all(row.keys() == set(Step._fields) for row in rows) else []
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from lazytpu.torch_api.interrupts import uninterrupted
 executables = LeastRecent(config.max_executables)  # by `_name`
 
 _SHORTENED_AT = 2  # the run of an executable before which jax has made what it calls
-_TIMED_EVERY = 100  # with `ledger.measuring`, every so many runs of an executable are waited for and timed
 
 
 def device() -> jax.Device:
@@ -215,7 +214,7 @@ def start(executable: Executable, given: list[Any], kept: list[Any], packs: Sequ
     """`run` with inputs and numbers arranged already, see `split_donated` and `packed`."""
     usage = executable.usage
     usage.runs += 1
-    timed = ledger.measuring() and (not usage.run_s or usage.runs == 2 or usage.runs % _TIMED_EVERY == 0)
+    timed = ledger.measuring() and usage.is_due()
     if timed:
         timed = _finished([*given, *kept])
     began = time.perf_counter()

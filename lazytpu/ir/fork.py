@@ -84,6 +84,14 @@ def what_parted(new: Site, old: Site) -> Fork:
     return Fork(f"Python took another way, to {source.place(*at)} instead of {source.place(*was)}", _KEPT)
 
 
+def other_caller(new: Site, old: Site) -> str:
+    """``, called from train.py:51 instead of train.py:44`` where the same line was reached from another one."""
+    at, was = _first_difference(new, old)
+    if at is None or was is None or at == was:
+        return ""
+    return f", called from {source.place(*at)} instead of {source.place(*was)}"
+
+
 def what_left_out(last: Site, further: Site, cut: Site, *, now: bool) -> Fork | None:
     """The statement that decides whether a function goes on after ``last`` with ``further``, or returns to be cut.
 

@@ -27,13 +27,20 @@ def parted(node: Node, siblings: list[Node], around: Surroundings) -> tuple[Caus
     Args:
         siblings: the other children of its parent; there is at least one.
     """
-    same_op = [s for s in siblings if s.op is node.op]
-    # the line it came from says more than how much differs; of several, the most recent
-    other = min(reversed(same_op or siblings), key=lambda s: (s.site != node.site, len(_differences(node, s))))
-    cause = _of_arguments(node, other, siblings, around) if same_op else None
-    if cause is None or node.site != other.site and cause.kind != "mode":
+    # the line it came from says more than the op, and that more than how much differs; of several, the most recent
+    other = min(
+        reversed(siblings), key=lambda s: (s.site != node.site, s.op is not node.op, len(_differences(node, s)))
+    )
+    cause = _of_arguments(node, other, siblings, around) if other.op is node.op else None
+    if cause is None or node.site != other.site and cause.kind != "mode" and not _calls_alike(node, other, cause):
         cause = _of_control_flow(node, other, around)
     return cause, other
+
+
+def _calls_alike(node: Node, other: Node, cause: Cause) -> bool:
+    """Whether two lines call one module with tensors of other types: of one type, they would share a graph."""
+    is_batch = cause.kind == "input" and not cause.given.startswith(("parameter", "buffer", "state"))
+    return is_batch and bool(node.site.module) and node.site.module == other.site.module
 
 
 def _of_arguments(node: Node, other: Node, siblings: list[Node], around: Surroundings) -> Cause | None:
@@ -98,19 +105,23 @@ def _inside_torch(node: Node, other: Node) -> fork.Fork | None:
         return fork.Fork(hooked, "nothing, if it is there in every step from now on")
     if node.site.backward and other.site.backward:
         return _OTHER_GRADIENTS
-    if not node.site.stack or node.site.stack != other.site.stack:
+    if not node.site.stack or node.site.stack[:1] != other.site.stack[:1]:
         return None
     where = f"{node.site} took another way inside torch"
-    if ".step(" not in source.code_of(*node.site.stack[0]):
-        why = "what requires a gradient, or an argument that is no tensor, decides"
-        return fork.Fork(f"{where}: {why}", "nothing, if there are few ways: each is kept")
-    if node.op.name.startswith(_MAKES_STATE) or other.op.name.startswith(_MAKES_STATE):
+    of_optimizer = ".step(" in source.code_of(*node.site.stack[0])
+    if of_optimizer and (node.op.name.startswith(_MAKES_STATE) or other.op.name.startswith(_MAKES_STATE)):
         return fork.Fork(
             f"{where}: an optimizer makes its state in its first step",
             "nothing in a second step: all later ones are like it",
         )
+    called = fork.other_caller(node.site, other.site)
+    if not of_optimizer:
+        why = "what requires a gradient, or an argument that is no tensor, decides"
+        why = f"{called}: what it is given, or what requires a gradient, decides" if called else f": {why}"
+        return fork.Fork(f"{where}{why}", "nothing, if there are few ways: each is kept")
+    which = f"{called}: it is another optimizer, " if called else ": "
     return fork.Fork(
-        f"{where}: other parameters have gradients, or the optimizer's settings are others",
+        f"{where}{which}other parameters have gradients, or the optimizer's settings are others",
         "give the same parameters gradients in every step: zero_grad(set_to_none=False) gives zeros for none",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
 from collections import Counter
@@ -25,6 +26,9 @@ class CompileBudgetWarning(UserWarning):
     """More graphs were compiled than ``lazytpu.config.max_compiles``, with ``max_compiles_action = "warn"``."""
 
 
+_TIMED_EVERY, _TIMED_AFTER_S = 100, 0.5  # runs of a graph, and seconds, from one that is timed to the next
+
+
 @dataclass(slots=True)
 class Usage:
     """How a compiled graph was used.
@@ -33,13 +37,23 @@ class Usage:
         number: of its compilation, counted from 1; 0 before it is noted.
         runs: how often it was started.
         run_s: what the device takes, from the runs that were timed; 0 where none was.
+        timed_at: when the last of them began, by `time.perf_counter`.
         record_s: what recording it takes, estimated (pace.py); 0 where it is not known yet.
     """
 
     number: int = 0
     runs: int = 0
     run_s: float = 0.0
+    timed_at: float = 0.0
     record_s: float = 0.0
+
+    def is_due(self) -> bool:
+        """Whether the run that begins is to be waited for and timed, which takes as long as a few short ones."""
+        if self.run_s and self.runs != 2:
+            if self.runs % _TIMED_EVERY or time.perf_counter() - self.timed_at < _TIMED_AFTER_S:
+                return False
+        self.timed_at = time.perf_counter()
+        return True
 
 
 @dataclass(frozen=True, slots=True)

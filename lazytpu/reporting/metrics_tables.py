@@ -101,7 +101,7 @@ def tables(
     fallbacks: Mapping[str, int],
 ) -> list[Table]:
     """The tables of the report (``rich`` renderables), for a terminal of any width."""
-    found = [_of_steps(steps)] if steps else []
+    found = [steps_table(steps)] if steps else []
     found.append(_table("counter", ("count",), [(name, f"{n:,}") for name, n in counters.items()]))
     rows = [(name, f"{n:,}", f"{total:.3f}", f"{1e3 * total / n:.3f}") for name, (n, total) in timers.items()]
     found.append(_table("timer", ("count", "seconds", "ms each"), rows))
@@ -121,7 +121,7 @@ def text_of(found: Sequence[Table]) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().lstrip("\n").splitlines())
 
 
-def _of_steps(steps: Sequence[Step]) -> Table:
+def steps_table(steps: Sequence[Step]) -> Table:
     """A column for each of the last steps, and one for the mean of those that compiled nothing."""
     shown = list(steps[-SHOWN_STEPS:])
     steady = [s for s in steps if not _made_graphs(s)] or list(steps)

@@ -32,7 +32,8 @@ def write_report(dump: Dump, out: Path, profile: Path | None = None, title: str 
 
     folder = profile or dump.folder / "times" / "profile"
     times = measured(folder) if folder.is_dir() else {}
-    parts = [_packed(graph_part(g, times.get(g.manifest["hlo_module"]))) for g in dump.graphs]
+    sources = dump.sources()
+    parts = [_packed(graph_part(g, times.get(g.manifest["hlo_module"]), sources)) for g in dump.graphs]
     files = resources.files(__package__)
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (files / name).read_text(encoding="utf-8")),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from lazytpu.debug.folder import Dump, DumpedGraph
-from lazytpu.debug.links import without_location
+from lazytpu.debug.links import MAX_OPS, without_location
 from lazytpu.debug.report.measured import CALLS, Measured
+from lazytpu.debug.report.readers import readers
 
 Table = dict[str, Any]
 _METADATA = re.compile(r", (?:metadata|backend_config|frontend_attributes)=\{")
@@ -49,8 +51,12 @@ def _head(dump: Dump, graph: DumpedGraph, runs: dict[int, Table], times: dict[st
     }
 
 
-def graph_part(graph: DumpedGraph, times: Measured | None) -> Table:
-    """One graph: ops, the three texts with the ops of each line, instructions, the diff."""
+def graph_part(graph: DumpedGraph, times: Measured | None, sources: Mapping[str, str]) -> Table:
+    """One graph: ops, the three texts with the ops of each line, instructions, the diff.
+
+    Args:
+        sources: path of each file of the program to its text.
+    """
     table, links = graph.table("graph.json"), graph.table("links.json")
     rows = links.get("hlo-optimized.txt", {}).get("instructions", [])
     owners = _owners(links.get("hlo-optimized.txt", {}))
@@ -76,8 +82,26 @@ def graph_part(graph: DumpedGraph, times: Measured | None) -> Table:
              row["times"], seconds.get(row["name"]), row["how"]]
             for row in rows
         ],
+        "readers": {file: readers(text, file, ops) for file, text in sources.items()},
+        "folded": folded(ops, rows) if rows else {},
         "diff": graph.text("diff.txt").splitlines(),
     }  # fmt: skip
+
+
+def folded(ops: list[Table], rows: list[Table]) -> dict[int, list[int]]:
+    """Position of an op that XLA made no instruction of, to those of the nearest ops that use it and have some."""
+    left = {op for row in rows for op in row["ops"]}
+    users: dict[str, list[int]] = {}
+    for position, op in enumerate(ops):
+        for name in op["operands"]:
+            users.setdefault(name, []).append(position)
+    found: dict[int, list[int]] = {}
+    for position in reversed(range(len(ops))):  # what uses an op comes after it
+        if position not in left:
+            after = dict.fromkeys(user for result in ops[position]["results"] for user in users.get(result[0], ()))
+            into = [op for user in after for op in ([user] if user in left else found[user])]
+            found[position] = list(dict.fromkeys(into))[:MAX_OPS]
+    return found
 
 
 def _pane(text: str, ops: list[list[int]], shown: Any) -> Table:

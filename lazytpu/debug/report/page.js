@@ -53,7 +53,7 @@ function showRun() {
     { title: "", field: "number", width: 56, hozAlign: "right" },
     { title: "compiled because", field: "why", minWidth: 170, widthGrow: 3, tooltip: true }, { title: "at", field: "at", widthGrow: 1, minWidth: 146, tooltip: true, formatter: (c) => `<span class="mono">${escapeHtml(c.getValue())}</span>` },
     number("ops", "ops", (n) => n, 74), number("FLOPs", "flops", (n) => amount(n), 84), number("bytes", "bytes", bytes, 84),
-    number("peak", "peak", bytes, 84), number("compile", "seconds", seconds, 84), number("runs", "runs", (n) => n ?? "–", 64), number("one run", "run_s", seconds, 94),
+    number("peak", "peak", bytes, 84), number("compile", "seconds", seconds, 94), number("runs", "runs", (n) => n ?? "–", 64), number("one run", "run_s", seconds, 94),
   ]);
   made.on("rowClick", (_, row) => go({ graph: row.getData().number }));
   tallies();

@@ -95,7 +95,7 @@ class CodePanes {
     made.extra = element.querySelector(".extra");
     made.list = new LineList(element.lastElementChild, {
       html: (i) => coloured(made.lines[i], key === "source" ? PYTHON : TOKENS),
-      number: (i) => (key === "source" && made.ops[i].length ? `<span class="has">${made.numbers[i]}</span>` : made.numbers[i]),
+      number: (i) => (key === "source" && (made.ops[i].length || this.readers[made.numbers[i]]) ? `<span class="has">${made.numbers[i]}</span>` : made.numbers[i]),
       paint: (i) => made.marks.get(i) || "",
       pick: (i) => this.pick(made, i),
     });
@@ -131,6 +131,7 @@ class CodePanes {
 
   open(file) {
     this.file = file;
+    this.readers = this.part.readers[file] || {};
     if (this.choice) this.choice.value = file;
     const lines = (this.sources[file] || "").split("\n");
     const ops = lines.map(() => []);
@@ -145,16 +146,19 @@ class CodePanes {
       const inside = fused.flatMap((row) => pane.ops[this.hlo.get(row[0])] || []);
       ops = [...new Set([...ops, ...inside])];
     }
-    this.select(ops, pane.key);
+    const read = pane.key === "source" && !ops.length && this.readers[pane.numbers[i]];
+    this.select(read || ops, pane.key, read ? i : null);
   }
 
-  /** Marks everything that belongs to some ops. */
-  select(ops, from = "") {
+  /** Marks everything that belongs to some ops; `view` is a line of the source whose views they are, recorded elsewhere. */
+  select(ops, from = "", view = null) {
     this.selected = new Set(ops);
+    this.view = view;
     if (ops.length && from !== "source") {
       const file = this.part.ops[ops[0]].file;
       if (file !== this.file && file in this.sources) this.open(file);
     }
+    this.into = [];
     const fusions = new Map();
     for (const pane of Object.values(this.panes)) {
       pane.marks = new Map();
@@ -164,6 +168,8 @@ class CodePanes {
         pane.marks.set(i, row && row[8] !== "metadata" ? "weak" : "sel");
         if (row && row[3]) fusions.set(row[3], (fusions.get(row[3]) || 0) + 1);
       });
+      if (pane.key === "source" && view !== null) pane.marks.set(view, "sel");
+      if (pane.key === "hlo" && !pane.marks.size) this.markFolded(pane);
       if (pane.key === "hlo") for (const line of fusions.keys()) pane.marks.set(this.hlo.get(line), "fus");
       pane.places = [...pane.marks.keys()].sort((a, b) => a - b);
       pane.hint.textContent = ops.length ? `${pane.places.length} of ${pane.lines.length} lines` : `${pane.lines.length} lines`;
@@ -174,6 +180,13 @@ class CodePanes {
     }
     this.describe(fusions);
     this.onselect([...this.selected]);
+  }
+
+  /** Where XLA made no instruction of the ops: marks those of what uses them. */
+  markFolded(pane) {
+    const into = new Set([...this.selected].flatMap((op) => this.part.folded[op] || []));
+    pane.ops.forEach((own, i) => { if (own.some((op) => into.has(op))) pane.marks.set(i, "weak"); });
+    this.into = [...into];
   }
 
   turn(pane, by) {
@@ -198,12 +211,16 @@ class CodePanes {
     });
     const names = ops.slice(0, 2).map((op) => `<span class="chip">${escapeHtml(op.name + " " + op.op)}</span>`);
     if (ops.length > 2) names.push(`and ${ops.length - 2} more ops`);
-    const left = this.panes.hlo.places.length ? " → not fused" : " → nothing is left of it after optimisation";
-    this.summary.innerHTML = `${shown.join(" ")} → ${names.join(" ")} <span class="hint">${amount(flops)}FLOPs</span>` +
+    const chip = (op) => `<span class="chip folded" data-op="${op}">${escapeHtml(this.part.ops[op].name + " " + this.part.ops[op].op)}</span>`;
+    const folded = ` → no instruction of its own: folded into ${this.into.slice(0, 4).map(chip).join(" ")}${this.into.length > 4 ? ` and ${this.into.length - 4} more` : ""}`;
+    const left = this.into.length ? folded : this.panes.hlo.places.length ? " → not fused" : " → nothing is left of it after optimisation";
+    const made = this.view === null ? "" : `<span class="chip">${escapeHtml(this.file.split("/").pop())}:${this.view + 1}</span> makes views alone, recorded where they are read: `;
+    this.summary.innerHTML = `${made}${shown.join(" ")} → ${names.join(" ")} <span class="hint">${amount(flops)}FLOPs</span>` +
       (into.length ? ` → fused into ${into.slice(0, 4).join(" ")}${into.length > 4 ? ` and ${into.length - 4} more` : ""}` : left);
     for (const chip of this.summary.querySelectorAll("[data-line]")) {
       chip.onclick = () => this.panes.hlo.list.reveal(this.hlo.get(Number(chip.dataset.line)));
     }
+    for (const chip of this.summary.querySelectorAll("[data-op]")) chip.onclick = () => this.select([Number(chip.dataset.op)]);
   }
 }
 
