@@ -195,6 +195,19 @@ def test_a_warm_call_takes_inputs_in_every_state(device, monkeypatch):
         check(batch.to(device))
 
 
+@pytest.mark.parametrize("wrap", [lazytpu.compile, lambda f: torch.compile(f, backend="lazytpu")])
+def test_another_lowering_is_another_program(device, monkeypatch, wrap):
+    convolve = wrap(lambda x, w: torch.nn.functional.conv2d(x, w) * 2)
+    x, w = torch.ones(1, 2, 4, 4, device=device), torch.ones(2, 2, 3, 3, device=device)
+    compiles = []
+    for lowerings in ("auto", "auto", "xla_convolution", "xla_convolution", "auto"):
+        monkeypatch.setattr(lazytpu.config, "lowerings", lowerings)
+        before = lazytpu.metrics.counter("compile") + lazytpu.metrics.counter("disk_hit")
+        assert convolve(x, w).sum().item() == 288
+        compiles.append(lazytpu.metrics.counter("compile") + lazytpu.metrics.counter("disk_hit") - before)
+    assert compiles[1] == compiles[3] == compiles[4] == 0 < compiles[2]
+
+
 @pytest.mark.parametrize(
     ("function", "direct"),
     [

@@ -32,6 +32,7 @@ def quick(graph: CompiledGraph) -> Callable[..., list[Any]]:
             known is None
             or [c.layout for c in cells] != known.layouts
             or config.matmul_precision != known.precision
+            or config.lowerings != known.lowerings
             or config.check_bounds
         ):
             return graph([*args])

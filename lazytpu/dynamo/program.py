@@ -86,7 +86,7 @@ class Shortcut:
 
     Attributes:
         layouts: of the arguments.
-        precision: the setting ``matmul_precision`` that it is for; ``check_bounds`` is off.
+        precision, lowerings: the settings ``matmul_precision`` and ``lowerings`` it is for; ``check_bounds`` is off.
         executable: a weak reference, as `runtime` may forget it.
         packs: the numbers from Python as buffers.
         smallest: position of the smallest output.
@@ -96,6 +96,7 @@ class Shortcut:
 
     layouts: list[Layout | None]
     precision: str
+    lowerings: str
     executable: weakref.ref[runtime.Executable]
     packs: list[Any]
     smallest: int
@@ -184,7 +185,7 @@ class Program:
 
     def call(self, donated: tuple[int, ...]) -> Call:
         """What to run where the buffers of the ``donated`` arguments may be taken over."""
-        key = (donated, config.check_bounds, config.matmul_precision)
+        key = (donated, config.check_bounds, config.matmul_precision, config.lowerings)
         known = self.calls.get(key)
         executable = None if known is None else known.executable()
         if known is not None and executable is not None:
@@ -218,6 +219,7 @@ class Program:
         return Shortcut(
             self.layouts,
             config.matmul_precision,
+            config.lowerings,
             call.executable,
             packs,
             executable.smallest,
@@ -251,7 +253,7 @@ class Program:
         known = 0 if executable is None else events.number_of(executable)
         if key in self.calls:
             return Cause("forgotten", f"torch.compile: {self.name} was compiled before and forgotten since", site)
-        names = ("check_bounds", "matmul_precision")
+        names = ("check_bounds", "matmul_precision", "lowerings")
         changed = [
             f"lazytpu.config.{n} was {was!r} and is {now!r}"
             for n, was, now in zip(names, old[1:], key[1:], strict=True)

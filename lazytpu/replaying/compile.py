@@ -258,6 +258,7 @@ def _modes() -> Any:
         torch.get_default_dtype(),
         config.check_bounds,
         config.matmul_precision,
+        config.lowerings,
     )
 
 
