@@ -222,7 +222,7 @@ def summary(args: argparse.Namespace, steps: int, total_s: float, mark_step: Tim
     compile_s = seconds.get("lower", 0.0) + seconds.get("compile", 0.0)
     run_s = max(0.0, mark_step.seconds + seconds.get("wait", 0.0) - compile_s)
     text += f", {metrics.counter('compile')} compiles, {metrics.counter('cache_hit')} cache hits\n"
-    text += f"compiling {compile_s:.1f} s, running {run_s:.1f} s, recording {total_s - compile_s - run_s:.1f} s"
+    text += f"compiling {compile_s:.1f} s, running {run_s:.1f} s, recording {max(0, total_s - compile_s - run_s):.1f} s"
     return text + (f"\nthe graphs are in {args.dump}" if args.dump else "")
 
 

@@ -13,11 +13,12 @@ not find out before it has assigned buffers, and LLVM does after, when it drops 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -83,8 +84,9 @@ def _set_bits(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def after(values: Iterable[Any], new: Any) -> Any:
-    """``new``, which XLA will not compute before ``values``."""
+@jax.jit
+def after(values: Sequence[Any], new: Any) -> Any:
+    """``new``, which XLA will not compute before ``values``; traced once for arrays of equal types, then called."""
     ready = reduce(lax.bitwise_and, [_always_true(v) for v in values])
     return lax.select(jnp.broadcast_to(ready, new.shape), new, jnp.zeros_like(new))
 

@@ -29,6 +29,7 @@ from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
 from lazytpu.lowering.in_place import after, reads_before
 from lazytpu.lowering.registry import is_strided, rule_of, target_platform
 from lazytpu.lowering.rows import elements_of, is_by_element, lower_rows, stretches_of
+from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
 from lazytpu.lowering.rules.operands import rounded
 
@@ -66,6 +67,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
         for value, i in last.items():
             ends.setdefault(i, []).append(value)
         checks: list[Any] = []
+        filled: dict[Any, list[Any]] = {}
         for i, stretch in enumerate(stretches):
             nodes = graph.nodes[stretch.start : stretch.stop]
             scopes = [scope_name(node, p if config.dump else None) for node, p in zip(nodes, stretch, strict=True)]
@@ -77,7 +79,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
                 args, kwargs = _arguments(nodes[0], values, packs)
                 if graph.checked:
                     checks += report_rows(nodes[0].op.recorded, stretch.start, args, kwargs)
-                values |= _run(nodes[0], args, kwargs, scopes[0])
+                values |= _run(nodes[0], args, kwargs, scopes[0], filled)
             for value in [v for node in nodes for v in node.values if v in waits]:  # in order: the same in each process
                 values[value] = after([values[v] for v in waits[value]], values[value])
             for value in ends.get(i, ()):
@@ -122,13 +124,19 @@ def _operand(x: Any, values: dict[Value, Any], packs: dict[str, Any]) -> Any:
     return _body(x) if type(x) is Subgraph else x
 
 
-def _run(node: Node, args: list[Any], kwargs: dict[str, Any], scope: str) -> dict[Value, Any]:
-    """Lowers one node: its values with their arrays."""
+def _run(
+    node: Node, args: list[Any], kwargs: dict[str, Any], scope: str, filled: dict[Any, list[Any]]
+) -> dict[Value, Any]:
+    """Lowers one node: its values with their arrays.  ``filled`` holds those that are the same for all of a type."""
     types = _natural(node)
     out = _nest(node.structure, [None if lay is None else type_of(lay) for lay in types])
     if is_strided(node.op.recorded):
         kwargs["contiguous"] = node.args[0].layout.contiguous
-    results = _results(node, scope, types, lambda: lower_op(node.op.recorded, out, args, kwargs))
+    rule = rule_of(node.op.recorded)
+    key = (rule, out.shape, out.dtype) if rule in CONSTANTS else None
+    results = filled.get(key) or _results(node, scope, types, lambda: lower_op(node.op.recorded, out, args, kwargs))
+    if key is not None:
+        filled[key] = results
     pairs = zip(node.values, results, strict=True)
     return {value: _as_kept(value, result) for value, result in pairs if value is not None}
 

@@ -7,7 +7,9 @@ columns.  Images are taken a few at a time in a loop, so that the columns stay i
 
 import itertools
 import os
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -15,6 +17,10 @@ from jax import lax
 _CORES = os.cpu_count() or 1
 PLACES = 256 * _CORES  # columns of one product: enough for the matrix kernel to be fast on every core
 COLUMN_BYTES = 3 * _CORES << 19  # memory for columns at a time: about what second level caches hold
+
+
+# A network convolves arrays of equal types again and again: each kind is traced once, and called.
+_shared = partial(jax.jit, static_argnums=(2, 3, 4, 5))
 
 
 def _offsets(kernel, padding, dilation):
@@ -45,6 +51,7 @@ def _laid(columns, x, stride, offsets):
     starts, zero = jnp.asarray(taps), jnp.int32(0)
 
     def lay(t, columns):
+        t = lax.convert_element_type(t, jnp.int32)  # jax counts in 64 bits where it differentiates
         corner = [zero, zero, *(starts[t, d] for d in range(len(sizes)))]
         tap = lax.dynamic_slice(x, corner, [*x.shape[:2], *spans])
         tap = lax.slice(tap, [0] * tap.ndim, tap.shape, (1, 1, *stride))
@@ -89,6 +96,7 @@ def _product(x, w, sizes, stride, offsets):
     return y.reshape(images, len(w), *sizes)
 
 
+@_shared
 def forward(x, w, sizes, stride, padding, dilation):
     """The convolution of x [image, channel, *spatial] with w [out, channel, *kernel], of spatial ``sizes``."""
     offsets = _offsets(w.shape[2:], padding, dilation)
@@ -105,6 +113,7 @@ def _folded(columns, spatial, sizes, stride, offsets):
     return total
 
 
+@_shared
 def input_gradient(grad, w, spatial, stride, padding, dilation):
     """The transpose of ``forward`` in x, whose spatial sizes are ``spatial``."""
     images, sizes, places, channels = len(grad), grad.shape[2:], int(np.prod(grad.shape[2:])), w.shape[1]
@@ -127,6 +136,7 @@ def input_gradient(grad, w, spatial, stride, padding, dilation):
     return _loop(images // count, body, jnp.zeros((images, channels, *spatial), grad.dtype))
 
 
+@_shared
 def weight_gradient(grad, x, kernel, stride, padding, dilation):
     """The transpose of ``forward`` in w, whose kernel is ``kernel``."""
     sizes, images = grad.shape[2:], len(x)

@@ -15,8 +15,15 @@ from lazytpu.lowering.rules.operands import cast, is_complex, is_floating, is_in
 aten = torch.ops.aten
 
 
-def _filled(value):
-    return lambda out, *_, **__: lax.full(out.shape, value, out.dtype)
+def _zeros(out, *_, **__):
+    return lax.full(out.shape, 0, out.dtype)
+
+
+def _ones(out, *_, **__):
+    return lax.full(out.shape, 1, out.dtype)
+
+
+CONSTANTS = {_zeros, _ones}  # rules whose results depend on their type alone; a program makes each once
 
 
 def _fill(out, value):
@@ -26,20 +33,20 @@ def _fill(out, value):
 lowers_each(
     {
         # what `empty` holds is undefined in torch; zeros are reproducible and XLA drops them where unused
-        aten.empty.memory_format: _filled(0),
-        aten.empty_strided.default: _filled(0),
-        aten.empty_like.default: _filled(0),
-        aten.empty_permuted.default: _filled(0),
-        aten.new_empty.default: _filled(0),
-        aten.new_empty_strided.default: _filled(0),
-        aten.zeros.default: _filled(0),
-        aten.zeros_like.default: _filled(0),
-        aten.new_zeros.default: _filled(0),
-        aten.zero.default: _filled(0),
-        aten._efficientzerotensor.default: _filled(0),
-        aten.ones.default: _filled(1),
-        aten.ones_like.default: _filled(1),
-        aten.new_ones.default: _filled(1),
+        aten.empty.memory_format: _zeros,
+        aten.empty_strided.default: _zeros,
+        aten.empty_like.default: _zeros,
+        aten.empty_permuted.default: _zeros,
+        aten.new_empty.default: _zeros,
+        aten.new_empty_strided.default: _zeros,
+        aten.zeros.default: _zeros,
+        aten.zeros_like.default: _zeros,
+        aten.new_zeros.default: _zeros,
+        aten.zero.default: _zeros,
+        aten._efficientzerotensor.default: _zeros,
+        aten.ones.default: _ones,
+        aten.ones_like.default: _ones,
+        aten.new_ones.default: _ones,
         aten.full.default: lambda out, size, value, **_: _fill(out, value),
         aten.full_like.default: lambda out, x, value, **_: _fill(out, value),
         aten.new_full.default: lambda out, x, size, value, **_: _fill(out, value),
