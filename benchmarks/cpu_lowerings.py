@@ -2,7 +2,8 @@
 
 For each op its result and all gradients on this machine's CPU, in milliseconds, the best of several runs: eager
 torch, the op as it is written in jax, and the op on the device (recording included).  The rules keep a form of their
-own where the last column is below the middle one; ``--json`` keeps the figures in benchmarks/results.
+own where the last column is below the middle one; ``--json`` keeps the figures in benchmarks/results, and writes the
+table of the page on performance.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 from jax import lax
 
 import lazytpu
-from benchmarks.page import RESULTS, machine, save
+from benchmarks.page import PAGE, RESULTS, machine, markdown_table, on_machine, save, write_part
 from benchmarks.timing import best_ms
 
 Array = Any
@@ -191,6 +192,12 @@ def measure(case: Case) -> dict[str, float]:
     return {name: round(ms, 3) for name, ms in times.items()}
 
 
+def markdown(result: dict[str, Any]) -> str:
+    """What the page shows of a saved result."""
+    rows = [[row["op"], *(f"{row['ms'][name]:.2f}" for name in ("eager", "jax", "lazytpu"))] for row in result["rows"]]
+    return on_machine(result["machine"]) + "\n\n" + markdown_table(("ms", "eager", "jax", "lazytpu"), rows)
+
+
 def main() -> None:
     """Prints one line an op."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_lowerings", description=__doc__)
@@ -203,7 +210,9 @@ def main() -> None:
         rows.append({"op": case.name, "sizes": case.sizes, "ms": times})
         print(f"{case.name:40s}", "  ".join(f"{name} {ms:9.3f}" for name, ms in times.items()), flush=True)
     if keep:
-        save(RESULTS / "cpu_lowerings.json", {"machine": machine(), "rows": rows})
+        result = {"machine": machine(), "rows": rows}
+        save(RESULTS / "cpu_lowerings.json", result)
+        write_part(PAGE, "cpu_lowerings", markdown(result))
 
 
 if __name__ == "__main__":
