@@ -280,7 +280,7 @@ def executable_of(graph: Graph, key: Any, unfit: runtime.Executable | None = Non
     if compiled:
         around = origin.surroundings()
         cause = cause_of(trace, key, around) if unfit is None else unlike_numbers(unfit.graph, trace.floats, trace.ints)
-        events.compiled(executable.graph, cause, executable, around.end)
+        events.compiled(executable.graph, cause, executable, around.end, around.names)
     else:
         metrics.count("cache_hit")
     return executable

@@ -30,14 +30,15 @@ net = Net().to(lazytpu.device())
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 for size in (6, 6, 6, 3):
     x = torch.ones(size, 1, 8, 8).to(lazytpu.device())
-    loss = net(x).square().mean()
+    y = net(x)
+    loss = y.square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     lazytpu.mark_step()
 print(loss.item())
 """
-FORWARD_LINE = 12
+FORWARD_LINE, CALL_LINE, OUTSIDE_LINE = 12, 20, 21
 
 
 def run_python(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:

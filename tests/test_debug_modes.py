@@ -349,6 +349,19 @@ class TestBreakAt:
         with pytest.raises(ValueError, match=r"there is no op 'aten\.no_such'"):
             lazytpu.debug.break_at("aten.no_such")
 
+    @pytest.mark.parametrize("name", ["mm", "", "aten::mm", "torch.mm", "aten.mm.no_such", "mine.no_such"])
+    def test_a_name_that_no_op_has(self, name):
+        with pytest.raises(ValueError, match=r"(there is no op|is not the name of an op).*such as 'aten\.mm'"):
+            lazytpu.debug.break_at(name)
+
+    def test_writing_in_place_is_recorded_under_another_name(self):
+        with pytest.raises(ValueError, match=r"'aten\.add_' is recorded as 'aten\.add\.Tensor'"):
+            lazytpu.debug.break_at("aten.add_")
+
+    @pytest.mark.parametrize("name", ["aten.mm", "aten.mm.default", "aten.add", "aten.add.Tensor", "cond"])
+    def test_names_of_ops(self, name):
+        lazytpu.debug.break_at(name, lambda node: None).remove()
+
     def test_the_debugger_opens_in_the_users_frame(self, device, monkeypatch, capsys):
         monkeypatch.setattr(sys, "stdin", io.StringIO("p local\np x.tolist()\nc\n"))
         local = "seen"

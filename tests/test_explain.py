@@ -23,7 +23,7 @@ import lazytpu
 from lazytpu import step
 from lazytpu.errors import CompileBudgetError
 from lazytpu.executing import compiling, runtime, serialized
-from lazytpu.ir import cause, source
+from lazytpu.ir import cause, conversion, source
 from lazytpu.kernels import host
 from lazytpu.reporting import events
 
@@ -221,11 +221,70 @@ def test_memory_layout(device: torch.device) -> None:
         run_each(lambda i: torch.ones(2, 3) if i == 0 else torch.ones(3, 2).t(), device)
         == """\
 2  2 ops, # s: parts from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2,3] and is f32[2,3]{1,2}: \
-its memory layout changed
+its memory layout changed: strides [3, 1] before, [1, 2] now, the same shape and dtype
    at   [use]
    with `x`, moved to the device at [moved]; type 2 of 2 seen here: f32[2,3], f32[2,3]{1,2}
    do   give it one memory layout before the step, with contiguous()"""
     )
+
+
+def test_memory_layout_of_a_view(device: torch.device) -> None:
+    layer = nn.Linear(3, 3).to(device)
+    for i in range(2):
+        x = torch.ones(3, 3).to(device)  # [made_for_view]
+        x = x.t() if i else x
+        lazytpu.mark_step()
+        total(layer(x))  # [layer]
+    assert kinds() == ["first", "input"]
+    assert (
+        last()
+        == """\
+2  5 ops, # s: parts from graph 1 at op 3 aten.addmm, argument 'mat1': was f32[3,3] and is f32[3,3]{1,3}, a view of \
+input %p1: its memory layout changed: strides [3, 1] before, [1, 3] now, the same shape and dtype
+   at   [layer]  Linear
+   with `x`, moved to the device at [made_for_view]
+   do   give it one memory layout before the step, with contiguous()"""
+    )
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.fc(x))  # [two]
+
+
+def test_a_layer_without_bias(device: torch.device) -> None:
+    net, x = TwoLayers().to(device), torch.ones(5, 4).to(device)
+
+    def told(bias: bool) -> str:
+        net.fc = nn.Linear(4, 3, bias=bias).to(device)
+        total(net(x))
+        return last()
+
+    told(True)
+    assert (
+        told(False)
+        == """\
+2  5 ops, # s: parts from graph 1 at op 2, aten.mm instead of aten.addmm: it has no bias now; it had parameter \
+`net.fc.bias`, f32[3]
+   at   [two]  TwoLayers.fc
+   do   nothing, if a layer was replaced on purpose: one graph for each is kept"""
+    )
+    with torch.no_grad():  # one op takes the layer's tensors as they are
+        told(True)
+        assert "aten.linear: it has no bias now; it had parameter `net.fc.bias`, f32[3]\n" in told(False)
+    step.forget()
+    told(False)
+    assert "aten.addmm instead of aten.mm: it has parameter `net.fc.bias`, f32[3], now; it had no bias\n" in told(True)
+    step.forget()
+    told(True)
+    net.fc = nn.Linear(4, 3, bias=False).to(device)
+    net.out = nn.Linear(3, 7).to(device)
+    total(net(x))
+    assert "it has no bias now; it had parameter `net.fc.bias`, f32[3]\n" in last(), "although more changed below"
 
 
 def test_parameter(device: torch.device) -> None:
@@ -648,15 +707,15 @@ def test_no_longer_live(device: torch.device) -> None:
 def test_donation(device: torch.device) -> None:
     x = torch.ones(3).to(device)  # [x]
     for shared in (False, True):
-        x.sinh_()  # [in_place]
+        x.sinh_()
         x._s.shared = shared
-        lazytpu.mark_step()
+        lazytpu.mark_step()  # [donating]
     assert (
         last()
         == """\
 2  1 ops, # s: is graph 1, but other inputs may be overwritten (%p0): input %p0, f32[3], may not be overwritten \
 any more: something else holds it
-   at   [in_place]
+   at   [donating]
    with `x`, moved to the device at [x]
    do   share its memory (copy_, to_jax, dlpack) in every step or in none"""
     )
@@ -666,11 +725,12 @@ def test_settings(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None
     x = torch.ones(3, 3).to(device)
 
     def product() -> None:
-        y = x @ x  # [product]
-        lazytpu.mark_step()
+        y = x @ x
+        lazytpu.mark_step()  # [cut_of_product]
         del y
 
-    product()
+    y = x @ x  # the same path, recorded here first
+    lazytpu.mark_step()
     for _ in range(2):
         for precision in ("high", "highest"):
             monkeypatch.setattr(lazytpu.config, "matmul_precision", precision)
@@ -680,9 +740,10 @@ def test_settings(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None
         last()
         == """\
 2  1 ops, # s: is graph 1, but lazytpu.config.matmul_precision was 'highest' and is 'high'
-   at   [product]
+   at   [cut_of_product]
    do   nothing: the graph is kept for each setting"""
     )
+    del y
 
 
 def test_check_of_bounds_switched_on(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -710,8 +771,9 @@ def test_settings_of_a_captured_graph(device: torch.device, monkeypatch: pytest.
     compiled = torch.compile(lambda x: x @ x, backend="lazytpu")
     compiled(x)  # [captured]
     monkeypatch.setattr(lazytpu.config, "matmul_precision", "high")
-    compiled(x)
+    compiled(x)  # [called_with_high]
     assert kinds() == ["first", "setting"]
+    assert "   at   [called_with_high]\n" in last()
     told = "is graph 1, but lazytpu.config.matmul_precision was 'highest' and is 'high'"
     assert told in last()
 
@@ -847,8 +909,8 @@ def test_shorter_by_a_branch(device: torch.device) -> None:
 def test_forgotten(device: torch.device) -> None:
     x = torch.ones(3).to(device)
     for _ in range(2):
-        y = x.sinh()  # [again]
-        lazytpu.mark_step()
+        y = x.sinh()
+        lazytpu.mark_step()  # [again]
         runtime.forget_executables()
     assert (
         last()
@@ -863,10 +925,10 @@ def test_forgotten(device: torch.device) -> None:
 def test_recorded_but_never_compiled(device: torch.device) -> None:
     x = torch.ones(3).to(device)
     for keep in (False, True):
-        y = x.sinh()  # [kept]
+        y = x.sinh()
         if not keep:
             del y
-        lazytpu.mark_step()
+        lazytpu.mark_step()  # [kept]
     assert (
         last()
         == """\
@@ -894,12 +956,42 @@ def test_cuts_and_reads(device: torch.device) -> None:
         y.tolist()  # [list]
         lazytpu.wait()  # [wait]
     told = section("cuts forced in the middle of a step")
-    assert told.splitlines()[0] == "  2 x item at [bool], the device was waited for # ms"
+    assert told.splitlines()[0] == "  2 x bool (if) at [bool], the device was waited for # ms"
     reads = told.partition("reads of what had been started already\n")[2].splitlines()
     assert sorted(reads) == [
         "  2 x copy to the CPU at [list], the device was waited for # ms",
         "  2 x wait at [wait], the device was waited for # ms",
     ]
+
+
+def test_what_was_written_where_a_tensor_becomes_a_number(device: torch.device) -> None:
+    x = torch.ones(()).to(device)
+    w = torch.ones(3, device=device).requires_grad_()
+    w.grad = torch.ones(3, device=device)
+
+    def asked(read: Callable[[], object]) -> list[str]:
+        lazytpu.metrics.reset()
+        read()
+        return [what for found in (events.cuts, events.reads) for what, _ in found]
+
+    def statements() -> None:
+        while x.sinh() < 0:
+            pass
+        assert x.sinh()
+
+    assert asked(lambda: x.sinh().item()) == ["item"]
+    assert asked(lambda: [float(x.sinh()), int(x.sinh()), bool(x.sinh())]) == ["float", "int", "bool"]
+    assert asked(lambda: round(float(x.sinh() + 1))) == ["float"]
+    assert asked(lambda: 1 if x.sinh() else 2) == ["bool (if)"]
+    assert asked(lambda: not x.sinh()) == ["bool (not)"]
+    assert asked(statements) == ["bool (while)", "bool (assert)"]
+    assert asked(lambda: (5, 6)[x.long() - 1]) == ["int (index)"]
+    assert asked(lambda: f"{x.sinh():.2f}") == ["item (by format)"]
+    assert asked(lambda: range(x.long() + 2)) == ["item (by range)"]
+    clipped = asked(lambda: nn.utils.clip_grad_norm_([w], 1.0, error_if_nonfinite=True))
+    assert clipped in (["bool (if) inside torch"], ["bool (and) inside torch"])
+    assert asked(lambda: exec("bool(x.sinh())", {"x": x})) == [conversion.UNKNOWN], "there is no source"
+    assert asked(lambda: exec("if x.sinh(): pass", {"x": x})) == ["bool"]
 
 
 def test_lines_of_gradients(device: torch.device) -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from dumped_program import FORWARD_LINE, the_dump
+from dumped_program import CALL_LINE, FORWARD_LINE, OUTSIDE_LINE, the_dump
 from typer.testing import CliRunner
 
 from lazytpu.cli.app import app
@@ -233,6 +233,42 @@ def test_a_line_of_the_source_leads_to_what_it_became(opened):
     assert page.locator("#selection .chip.fusion").count() > 0
     page.locator("#selection .chip.fusion").first.click()
     assert any(" fusion(" in line for line in opened.marked("hlo", ".fus"))
+
+
+def test_a_line_that_only_calls_leads_to_what_is_recorded_below_it(opened):
+    page = opened.page
+    page.click("#side [data-number='2']")
+    page.wait_for_selector(".pane[data-pane=source] .ln")
+    page.click(f".pane[data-pane=source] .ln >> nth={CALL_LINE - 1}")
+    assert [line.split("\n")[0] for line in opened.marked("source")] == [str(FORWARD_LINE), str(CALL_LINE)]
+    assert any("aten.convolution(" in line for line in opened.marked("ir")) and opened.marked("stablehlo")
+    said = page.inner_text("#selection").replace("\n", " ")
+    assert f"net.py:{CALL_LINE} calls what is recorded at net.py:{FORWARD_LINE}" in said
+    assert page.locator("#selection .below").count() == 0
+    page.click(f".pane[data-pane=source] .ln >> nth={OUTSIDE_LINE - 1}")
+    assert page.locator("#selection .below").count() == 0, "it calls nothing of the program"
+
+
+def test_a_line_with_ops_and_calls(opened):
+    ops = [
+        {"op": f"aten.{op}", "name": f"%{i}", "file": "/net.py", "line": line, "stack": stack,
+         "results": [[f"%{i}", "f32[4]"]], "module": "", "operands": [f"%{i - 1}"],
+         "backward": False, "bytes": 16, "flops": 4, "seconds": None}
+        for i, (op, line, stack) in enumerate([("sin", 2, 0), ("cos", 3, 1)])
+    ]  # fmt: skip
+    ir = {"lines": ["sin", "cos"], "numbers": [1, 2], "ops": [[0], [1]]}
+    empty = {"lines": [], "numbers": [], "ops": []}
+    part = {"ops": ops, "stacks": [[["/net.py", 3]], []], "texts": {"ir": ir, "stablehlo": empty, "hlo": empty}}
+    part |= {"instructions": [], "readers": {}, "folded": {}}
+    page = opened.page
+    sources = {"/net.py": "def f(x):\n    return x.sin()\ny = f(x).cos()\n"}
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<div id=s></div><div id=b></div>')")
+    page.evaluate("([s, p]) => { window.made = new CodePanes($('b'), $('s'), s); made.load(p); }", [sources, part])
+    page.evaluate("made.pick(made.panes.source, 2)")
+    assert page.evaluate("[...made.selected]") == [1]
+    page.evaluate("document.querySelector('#s .below').onclick()")
+    assert page.evaluate("[...made.selected]") == [1, 0]
+    assert page.evaluate("document.querySelector('#s .below')") is None
 
 
 def test_an_instruction_leads_back_to_its_line(opened):

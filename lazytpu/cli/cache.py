@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lazytpu import cache
+from lazytpu.cli.tables import size
 
 app = typer.Typer(help="Show or empty the disk cache of compiled programs.", no_args_is_help=True)
 
@@ -22,7 +23,8 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = Fal
         return
     typer.echo(f"folder   {found.folder or '-'}")
     typer.echo(f"enabled  {'yes' if found.enabled else 'no (lazytpu.config.disk_cache)'}")
-    typer.echo(f"holds    {found.files} programs, {found.bytes / 2**20:.1f} of {found.limit_bytes / 2**20:.0f} MiB")
+    programs = f"{found.files:,} program{'' if found.files == 1 else 's'}"
+    typer.echo(f"holds    {programs}, {size(found.bytes)} of {size(found.limit_bytes)}")
     if found.problem:
         typer.echo(f"not used because {found.problem}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -17,7 +18,7 @@ Table = dict[str, Any]
 
 
 def graph_table(graph: Graph, flops: Counter[int]) -> Table:
-    """Inputs, numbers, ops and outputs.
+    """Inputs, numbers, ops and outputs, and the lines from which the lines of the ops were called.
 
     Args:
         graph: what was compiled.
@@ -26,15 +27,31 @@ def graph_table(graph: Graph, flops: Counter[int]) -> Table:
     names = graph.names
     donated = {graph.inputs[i] for i in graph.donated}
     inputs = [{**_value(v, names), "donated": v in donated} for v in graph.inputs]
+    stacks: dict[Any, int] = {}
+    ops = [_op(node, names, flops[i]) for i, node in enumerate(graph.nodes)]
+    for op, node in zip(ops, graph.nodes, strict=True):
+        op["stack"] = stacks.setdefault(_callers(node), len(stacks))
     return {
         "inputs": inputs,
         "numbers": [{"name": number_name(n), "kind": n.kind} for n in graph.numbers],
-        "ops": [_op(node, names, flops[i], graph) for i, node in enumerate(graph.nodes)],
+        "ops": ops,
+        "stacks": [[list(line) for line in stack] for stack in stacks],
         "outputs": [names[v] for v in graph.outputs],
     }
 
 
-def _op(node: Node, names: dict[Value, str], flops: int, graph: Graph) -> Table:
+def is_of_program(file: str) -> bool:
+    """Whether a file is of the program that ran, and not of a package that it uses, such as one that started it."""
+    return f"{os.sep}site-packages{os.sep}" not in file
+
+
+def _callers(node: Node) -> tuple[tuple[str, int], ...]:
+    """The lines that led to the line of an op, the innermost first."""
+    stack: tuple[tuple[str, int], ...] = node.site.stack if node.site is not None else ()
+    return tuple([line for line in dict.fromkeys(stack[1:]) if is_of_program(line[0]) and line != stack[0]])
+
+
+def _op(node: Node, names: dict[Value, str], flops: int) -> Table:
     results = [_value(v, names) for v in node.values if v is not None]
     used = list(dict.fromkeys(x for x in operands(node)))
     site = node.site

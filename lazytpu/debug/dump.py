@@ -134,8 +134,10 @@ def _manifest(run: _Run) -> dict[str, Any]:
 
 
 def _add_sources(run: _Run, event: Compilation) -> None:
-    """Copies the files of the program that the graph's lines are in."""
-    for file in dict.fromkeys(n.site.file for n in event.graph.nodes if n.site is not None and n.site.file):
+    """Copies the files of the program that the graph's lines are in, and those that called them."""
+    sites = [n.site for n in event.graph.nodes if n.site is not None and n.site.file]
+    callers = [file for stack in dict.fromkeys(site.stack for site in sites) for file, _ in stack[1:]]
+    for file in dict.fromkeys([*[site.file for site in sites], *filter(describe.is_of_program, callers)]):
         lines = linecache.getlines(file) if file not in run.sources else []
         if lines:
             path = Path(file)

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
+
 from lazytpu.config import config
 from lazytpu.executing import eager as each_op
 from lazytpu.ir.site import Site, is_user_file
 from lazytpu.ir.tree import Node, trace
-from lazytpu.recording.schema import aten
+from lazytpu.recording.schema import display_name, functional_twin
 
 
 @contextmanager
@@ -78,7 +80,8 @@ def break_at(op: str, call: Callable[[Node], None] | None = None) -> Break:
 
     Args:
         op: as the IR calls it: ``aten.mm``, ``aten.add.Tensor``, or ``aten.add`` for all of its overloads.  Writing in
-            place is recorded as its functional twin: ``x.add_(y)`` as ``aten.add.Tensor``.
+            place is recorded as its functional twin: ``x.add_(y)`` as ``aten.add.Tensor``.  What runs on the CPU for
+            want of a rule is not recorded, and stops nowhere: see `lazytpu.explain`.
         call: called instead of the debugger with the node: ``node.op.name``, ``node.args``, ``node.kwargs``,
             ``node.layout`` (the type of the result), ``node.site``.
 
@@ -86,12 +89,32 @@ def break_at(op: str, call: Callable[[Node], None] | None = None) -> Break:
         What ends it: its ``remove()``, or ``with lazytpu.debug.break_at(...):``.
 
     Raises:
-        ValueError: there is no such op.
+        ValueError: there is no such op, or none is recorded under that name.
     """
-    namespace, _, name = op.partition(".")
-    if namespace == "aten" and not hasattr(aten, name.partition(".")[0]):
-        raise ValueError(f"there is no op {op!r}; names are those of lazytpu.ir_text(), such as 'aten.mm'")
+    problem = _problem_with(op)
+    if problem:
+        raise ValueError(f"{problem}; names are those of lazytpu.ir_text(), such as 'aten.mm'")
     return Break(op, call)
+
+
+_WITH_BODIES = ("cond", "while_loop", "scan", "associative_scan", "map")
+
+
+def _problem_with(op: str) -> str:
+    """Why nothing is ever recorded under a name; empty where something may be."""
+    namespace, _, name = op.partition(".")
+    name, _, overload = name.partition(".")
+    if not name:
+        return "" if op in _WITH_BODIES else f"{op!r} is not the name of an op"
+    packet = getattr(getattr(torch.ops, namespace), name, None) if namespace.isidentifier() else None
+    if packet is None or overload and not hasattr(packet, overload):
+        return f"there is no op {op!r}"
+    found = [getattr(packet, each) for each in ([overload] if overload else packet.overloads())]
+    twins = [functional_twin(each) if each._schema.is_mutable else None for each in found]
+    written = next(filter(None, twins), None)
+    if written is None or not all(each._schema.is_mutable for each in found):
+        return ""
+    return f"{op!r} is recorded as {display_name(written)!r}"
 
 
 def _matches(node: Node, op: str) -> bool:

@@ -17,7 +17,7 @@ from lazytpu.executing import bounds, runtime
 from lazytpu.ir.cause import Cause
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.layout import Layout
-from lazytpu.ir.site import Site, here
+from lazytpu.ir.site import Site, here, line_of_call
 from lazytpu.ir.tree import Node, Value
 from lazytpu.recording.fx_graph import Conversion
 from lazytpu.reporting import events, placement
@@ -235,7 +235,7 @@ class Program:
         """Why this is compiled for the donated arguments and the settings of a key of ``calls``."""
         site = next((n.site for n in self.last.path() if n.site is not None and n.site.file), None) or here()
         if self.calls:
-            return self._other_call(key, site)
+            return self._other_call(key, line_of_call() or site)
         types = ", ".join(lay.describe() for lay in self.layouts[:4] if lay is not None)
         if not self.compiled_before:
             return Cause("first", f"torch.compile captured it: {self.name}", site)

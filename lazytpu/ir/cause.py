@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lazytpu.ir.site import UNKNOWN, Site
-from lazytpu.ir.tree import Value
+from lazytpu.ir.tree import Node, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ KINDS = {
     "first": "the first graph",
     "start": "a graph that begins with another op than those before",
     "input": "an input has another shape, dtype or memory layout",
-    "operand": "an op takes another tensor than before",
+    "operand": "an op takes another tensor than before, or one more or fewer",
     "attribute": "an argument that is part of the program has another value",
     "number": "a Python number is of another kind, such as int instead of float",
     "promoted": "a number that was a constant changed, and is an input from now on",
@@ -69,6 +69,9 @@ class Surroundings:
         end: where this graph is cut.
         end_of: the number of a graph to where it was cut when it was compiled; `UNKNOWN` where that is not known.
         resumed: this graph begins in the middle of a step, after a cut that something forced.
+        names: number of an input of this step that is a parameter or buffer to its name.
+        name_of: the number of a graph, and that of an input, to the name the input had when the graph was compiled;
+            empty where it is not known.
     """
 
     describe: Callable[[Value], str] = lambda value: ""
@@ -79,3 +82,16 @@ class Surroundings:
     end: Site = UNKNOWN
     end_of: Callable[[int], Site] = lambda number: UNKNOWN
     resumed: bool = False
+    names: dict[int, str] = field(default_factory=dict)
+    name_of: Callable[[int, int], str] = lambda number, index: ""
+
+    def graph_through(self, node: Node) -> int:
+        """The number of the newest compiled graph whose path leads through a node."""
+        while True:
+            for reference, _ in reversed(node.executables.values()):
+                executable = reference()
+                if executable is not None:
+                    return self.number_of(executable)
+            if not node.children:
+                return 0
+            node = next(reversed(node.children.values()))

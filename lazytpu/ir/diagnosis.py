@@ -23,12 +23,12 @@ def cause_of(trace: Trace, key: Any, around: Surroundings) -> Cause:
     siblings = [n for n in parent.children.values() if n is not node]
     if siblings:
         cause, other = parted(node, siblings, around)
-        return replace(cause, known=_graph_through(other, around))
+        return replace(cause, known=around.graph_through(other))
     if parent.parent is None:
         dropped = around.compiled and not trace.roots  # where there are other trees, they were left for this one
         text = "the first graph" + (" since the trace tree was dropped (max_tree_nodes)" if dropped else "")
         return Cause("first", text, node.site)
-    known = _graph_through(parent, around)
+    known = around.graph_through(parent)
     cut = around.end_of(known)
     left_out = what_left_out(parent.site, node.site, cut, now=True)
     if cut.file and cut == around.end:
@@ -66,18 +66,6 @@ def _deciding(way: Fork, otherwise: Fork | None) -> Fork | None:
     return way if way.found else otherwise
 
 
-def _graph_through(node: Node, around: Surroundings) -> int:
-    """The number of the newest compiled graph whose path leads through a node."""
-    while True:
-        for reference, _ in reversed(node.executables.values()):
-            executable = reference()
-            if executable is not None:
-                return around.number_of(executable)
-        if not node.children:
-            return 0
-        node = next(reversed(node.children.values()))
-
-
 def _other_results(cursor: Node, key: Any, around: Surroundings) -> Cause:
     """The cause for a path that is known to its end."""
     outputs, donated, *checks = key
@@ -86,10 +74,10 @@ def _other_results(cursor: Node, key: Any, around: Surroundings) -> Cause:
         return _other_end(cursor, around)
     if key in cursor.executables:
         return _gone_or_other_settings(cursor, cursor.executables[key][0](), around)
-    number = _graph_through(cursor, around)
+    number = around.graph_through(cursor)
     if any(old[:2] == (outputs, donated) for old in known):
         was, now = (False, True) if checks else (True, False)
-        return _setting({"check_bounds": (was, now)}, cursor.site, number)
+        return _setting({"check_bounds": (was, now)}, cursor, around, number)
     known = [old for old in known if old[2:] == tuple(checks)] or known
     for old_outputs, old_donated, *_ in known:
         if old_outputs == outputs:
@@ -103,9 +91,9 @@ def _other_end(cursor: Node, around: Surroundings) -> Cause:
         text = (
             f"the ops up to op {cursor.depth} were recorded before, but never compiled: nothing was held, or it failed"
         )
-        return Cause("unfinished", text, cursor.site)
+        return Cause("unfinished", text, _now(cursor, around))
     following = next(reversed(cursor.children.values()))
-    known = _graph_through(cursor, around)
+    known = around.graph_through(cursor)
     left_out = what_left_out(cursor.site, following.site, around.end, now=False)
     if around.end.file and around.end == around.end_of(known):
         found = _deciding(what_parted(around.end, following.site), left_out)
@@ -117,7 +105,7 @@ def _other_end(cursor: Node, around: Surroundings) -> Cause:
         f"the graph ends after op {cursor.depth} {cursor.op.name}, where it went on with {following.op.name} before",
         f"op {following.depth}, a cut instead of {following.op.name}",
         left_out,
-        around.end if around.end.file else cursor.site,
+        _now(cursor, around),
         following.site,
         known,
     )
@@ -128,22 +116,28 @@ def _gone_or_other_settings(cursor: Node, executable: Any, around: Surroundings)
         return Cause(
             "forgotten",
             "the graph was compiled before and forgotten since",
-            cursor.site,
+            _now(cursor, around),
             remedy="raise lazytpu.config.max_executables, or compile fewer different graphs",
         )
     settings = around.settings or {}
     changed = {n: (executable.settings[n], v) for n, v in settings.items() if executable.settings[n] != v}
-    return _setting(changed, cursor.site, around.number_of(executable))
+    return _setting(changed, cursor, around, around.number_of(executable))
 
 
-def _setting(changed: dict[str, tuple[Any, Any]], site: Site, known: int) -> Cause:
+def _now(cursor: Node, around: Surroundings) -> Site:
+    """The line of this cut: those of a path that is known are of the step that recorded it first."""
+    return around.end if around.end.file else cursor.site
+
+
+def _setting(changed: dict[str, tuple[Any, Any]], cursor: Node, around: Surroundings, known: int) -> Cause:
     texts = [f"lazytpu.config.{name} was {old!r} and is {new!r}" for name, (old, new) in changed.items()]
+    site = _now(cursor, around)
     return Cause("setting", ", ".join(texts), site, remedy="nothing: the graph is kept for each setting", known=known)
 
 
 def _donation(donated: Any, old: Any, cursor: Node, around: Surroundings, known: int) -> Cause:
     if not around.donate:
-        return _setting({"donate": (True, False)}, cursor.site, known)
+        return _setting({"donate": (True, False)}, cursor, around, known)
     more, fewer = [v for v in donated if v not in old], [v for v in old if v not in donated]
     value = (more or fewer)[0]
     verb = "may be overwritten now" if more else "may not be overwritten any more: something else holds it"
@@ -151,7 +145,7 @@ def _donation(donated: Any, old: Any, cursor: Node, around: Surroundings, known:
     return Cause(
         "donation",
         f"other inputs may be overwritten ({names}): input %p{value.index}, {value.layout!r}, {verb}",
-        cursor.site,
+        _now(cursor, around),
         given=around.describe(value),
         remedy="share its memory (copy_, to_jax, dlpack) in every step or in none",
         known=known,

@@ -9,6 +9,7 @@ from lazytpu.ir import fork, source
 from lazytpu.ir.cause import Cause, Surroundings
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.site import Site
+from lazytpu.ir.taking import Otherwise, base_of, is_view, taken_otherwise
 from lazytpu.ir.tree import Node, Value
 from lazytpu.recording.schema import ABSENT
 
@@ -32,9 +33,70 @@ def parted(node: Node, siblings: list[Node], around: Surroundings) -> tuple[Caus
         reversed(siblings), key=lambda s: (s.site != node.site, s.op is not node.op, len(_differences(node, s)))
     )
     cause = _of_arguments(node, other, siblings, around) if other.op is node.op else None
+    if cause is None or cause.kind == "operand":
+        for sibling in reversed(siblings) if is_view(node) or is_view(other) else ():
+            otherwise = taken_otherwise(node, sibling)
+            found = otherwise and _of_taking(otherwise, around)
+            if found:
+                return found, sibling
     if cause is None or node.site != other.site and cause.kind != "mode" and not _calls_alike(node, other, cause):
         cause = _of_control_flow(node, other, around)
     return cause, other
+
+
+def _of_taking(found: Otherwise, around: Surroundings) -> Cause | None:
+    """The cause where an op takes one tensor otherwise, seen through the views that were recorded for it."""
+    node, other, new, old = found.node, found.other, found.new, found.old
+    if new is None or old is None:
+        return _more_or_fewer(node, other, found.argument, new, old, around)
+    changed = _change(new.layout, old.layout)
+    base, was = base_of(new), base_of(old)
+    if base.node is not was.node and (base.node is None or was.node is None):
+        return None
+    if new.layout.geometry == old.layout.geometry or base.node is not None and not _is_relaid(new.layout, old.layout):
+        return None
+    described = around.describe(base)
+    shown = f"{_view_of(old, was)} and is {_view_of(new, base)}"
+    return Cause(
+        "input",
+        f"op {node.depth} {node.op.name}, argument {found.argument!r}: was {shown}: {changed}",
+        node.site,
+        other.site,
+        described,
+        _remedy_for_input(changed, described),
+    )
+
+
+def _view_of(value: Value, base: Value) -> str:
+    """``f32[2,4]{1,2}, a view of input %p0``."""
+    made = "" if value is base else ", a view of " + (f"input %p{base.index}" if base.node is None else _named(base))
+    return f"{value.layout.describe()}{made}"
+
+
+def _is_relaid(new: Layout, old: Layout) -> bool:
+    """Whether layouts of the same sizes and dtype lie otherwise in memory."""
+    return (new.size, new.dtype) == (old.size, old.dtype) and new.stride != old.stride
+
+
+def _more_or_fewer(
+    node: Node, other: Node, argument: str, new: Value | None, old: Value | None, around: Surroundings
+) -> Cause:
+    """The cause where an op has a tensor that it did not have, or the other way round."""
+    name = around.describe(base_of(new)) if new is not None else ""
+    if old is not None and base_of(old).node is None:
+        name = around.name_of(around.graph_through(other), base_of(old).index)
+    value = new or old
+    assert value is not None
+    tensor = f"{name}, {value.layout!r}" if name else _named(value)
+    what = name.strip("`").rpartition(".")[2] if name.startswith(("parameter", "buffer")) else repr(argument)
+    told = f"it has no {what} now; it had {tensor}" if new is None else f"it has {tensor}, now; it had no {what}"
+    return Cause(
+        "operand",
+        f"op {node.depth}, {_instead(node, other)}: {told}",
+        node.site,
+        other.site,
+        remedy="nothing, if a layer was replaced on purpose: one graph for each is kept",
+    )
 
 
 def _calls_alike(node: Node, other: Node, cause: Cause) -> bool:
@@ -149,6 +211,10 @@ def _difference(
     node: Node, other: Node, position: int, new: Any, old: Any, siblings: list[Node], around: Surroundings
 ) -> Cause | None:
     name = node.op.arguments[position].name
+    if (new is None or new is ABSENT) and isinstance(old, Value):
+        return _more_or_fewer(node, other, name, None, old, around)
+    if (old is None or old is ABSENT) and isinstance(new, Value):
+        return _more_or_fewer(node, other, name, new, None, around)
     where = f"op {node.depth} {node.op.name}, argument {name!r}"
     if isinstance(new, tuple) and isinstance(old, tuple):
         for x, y in zip(new, old, strict=False):
@@ -247,7 +313,7 @@ def _other_value(
 
 def _named(value: Value) -> str:
     if value.node is None:
-        return f"an input, {value.layout!r}"
+        return f"input %p{value.index}, {value.layout!r}"
     return f"the result of op {value.node.depth} {value.node.op.name}, {value.layout!r} ({value.node.site})"
 
 
@@ -258,7 +324,8 @@ def _change(new: Layout, old: Layout) -> str:
         return f"it has {len(new.size)} dimensions, it had {len(old.size)}"
     dims = [i for i, (a, b) in enumerate(zip(new.size, old.size, strict=True)) if a != b]
     if not dims:
-        return "its memory layout changed"
+        strides = f"strides {list(old.stride)} before, {list(new.stride)} now"
+        return f"its memory layout changed: {strides}, the same shape and dtype"
     return f"its dimension {dims[0]} changed" if len(dims) == 1 else f"its dimensions {_listed(dims)} changed"
 
 
@@ -267,7 +334,7 @@ def _listed(items: Sequence[Any]) -> str:
 
 
 def _remedy_for_input(changed: str, described: str) -> str:
-    if "dtype" in changed:
+    if changed == "its dtype changed":
         return "convert it to one dtype before the step"
     if "layout" in changed:
         return "give it one memory layout before the step, with contiguous()"

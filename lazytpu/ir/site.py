@@ -63,11 +63,23 @@ class Site:
 UNKNOWN = Site()
 
 
+def is_ours(name: str) -> bool:
+    """Whether a frame's file is of this package, or a kernel that it has written."""
+    return name.startswith((_OURS, "<lazytpu"))
+
+
 def is_user_file(name: str) -> bool:
     """Whether a frame's file is the user's: not of torch, lazytpu or the standard library, and not made up."""
     if name.startswith((_OURS, _TORCH, "<")):
         return False
     return not name.startswith(_STDLIB) or _PACKAGES in name
+
+
+def inside(name: str) -> str:
+    """`` inside torch`` for a file of torch, the like for the standard library, empty for files of the user's."""
+    if is_user_file(name) or name.startswith("<"):
+        return ""
+    return " inside torch" if name.startswith(_TORCH) else " inside Python's library"
 
 
 def here(before: Site | None = None, op: Any = None) -> Site:
@@ -130,6 +142,19 @@ def line_of_read() -> Site:
         return found
     forward: Site | None = gradients.forward_of(torch._C._current_autograd_node())
     return forward or _innermost(_frame_of_main())
+
+
+def line_of_call() -> Site | None:
+    """The line that calls what torch.compile has captured: not in the code that it has put in the function's place."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (not is_user_file(frame.f_code.co_filename) or _is_of_dynamo(frame.f_code)):
+        frame = frame.f_back
+    return None if frame is None else Site(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_of_dynamo(code: CodeType) -> bool:
+    written = any(name.startswith(("__compiled_fn", "__resume_at")) for name in code.co_names)
+    return written or code.co_name.startswith("torch_dynamo_resume")
 
 
 def place_here() -> Site:

@@ -12,6 +12,9 @@ _Loop = (ast.For, ast.AsyncFor, ast.While)
 _Choice = (ast.If, ast.Match, ast.Try, *_Loop)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 MAX_TEXT = 60
+Span = tuple[int | None, int | None, int | None, int | None]
+"""First and last line, first and last column (in bytes) of an expression."""
+
 _trees: dict[str, tuple[list[str], ast.Module | None]] = {}
 
 
@@ -49,10 +52,11 @@ def code_of(file: str, line: int) -> str:
 
 def line_text(file: str, line: int) -> str:
     """As `code_of`, shortened."""
-    return _short(code_of(file, line))
+    return short(code_of(file, line))
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """A text that is not too long to be in a line."""
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
 
@@ -116,8 +120,37 @@ def loops_around(file: str, line: int) -> list[Loop]:
         if isinstance(node, (ast.For, ast.AsyncFor)):
             targets = frozenset(n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))
             sources = tuple(n for n in map(_dotted, ast.walk(node.iter)) if n)
-            found.append(Loop(node.lineno, targets, sources, _short(ast.unparse(node.iter))))
+            found.append(Loop(node.lineno, targets, sources, short(ast.unparse(node.iter))))
     return found[::-1]
+
+
+def nodes_with_span(file: str, span: Span) -> Iterator[ast.AST]:
+    """The nodes of a file's syntax tree that begin and end where an instruction does, see ``co_positions``."""
+    tree = _tree(file)
+    if tree is None or None in span:
+        return
+    line, last, column, end = span
+    for node in _nodes_at(tree, line):  # type: ignore[arg-type]
+        if (getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)) == (line, last):
+            if (node.col_offset, node.end_col_offset) == (column, end):  # type: ignore[attr-defined]
+                yield node
+
+
+def conditions_with_span(file: str, span: Span) -> Iterator[str]:
+    """What an expression at a place is the condition of: ``if``, ``while``, ``assert``, ``not``, ``and``, ``or``."""
+    found = list(nodes_with_span(file, span))
+    tree = _tree(file)
+    for node in _nodes_at(tree, span[0]) if tree is not None and span[0] and found else ():
+        if isinstance(node, (ast.If, ast.While, ast.Assert, ast.IfExp)) and (node in found or node.test in found):
+            yield "if" if isinstance(node, ast.IfExp) else type(node).__name__.lower()
+        elif isinstance(node, ast.comprehension) and any(test in found for test in node.ifs):
+            yield "if"
+        elif isinstance(node, ast.match_case) and node.guard in found:
+            yield "if"
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and node.operand in found:
+            yield "not"
+        elif isinstance(node, ast.BoolOp) and (node in found or any(value in found for value in node.values)):
+            yield type(node.op).__name__.lower()
 
 
 def place(file: str, line: int) -> str:

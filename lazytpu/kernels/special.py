@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lazytpu.executing import runtime
+from lazytpu.ir import conversion
 from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
 from lazytpu.ir.site import line_here
 from lazytpu.ir.tree import Value
@@ -196,7 +197,7 @@ def _format(memory_format: Any) -> dict[str, Any]:
 
 @kernel("_local_scalar_dense")
 def local_scalar_dense(tensor: torch.Tensor) -> Any:
-    return read(tensor, "item").item()
+    return read(tensor, conversion.what_was_written()).item()
 
 
 @kernel("equal")

@@ -70,6 +70,7 @@ class Compilation:
         loaded: it was compiled by an earlier process and came from the disk cache.
         flags: torch's own flags at the time, see `torch_flags`.
         end: where it was cut.
+        names: number of an input that was a parameter or buffer to its name.
     """
 
     number: int
@@ -81,6 +82,7 @@ class Compilation:
     loaded: bool = False
     flags: Mapping[str, Any] = field(default_factory=dict)
     end: Site = UNKNOWN
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def executable(self) -> Any:
@@ -117,11 +119,14 @@ _total = 0
 _resumed = 0  # number of the graph that was begun by the latest forced cut
 
 
-def compiled(graph: Graph, cause: Cause, executable: Any, end: Site = UNKNOWN) -> None:
+def compiled(
+    graph: Graph, cause: Cause, executable: Any, end: Site = UNKNOWN, names: Mapping[int, str] | None = None
+) -> None:
     """Notes a compilation, logs it and tells the listeners.
 
     Args:
         end: where the graph was cut.
+        names: number of an input that is a parameter or buffer to its name.
 
     Raises:
         CompileBudgetError: it is one too many for ``config.max_compiles``, and ``config.max_compiles_action`` is
@@ -134,7 +139,8 @@ def compiled(graph: Graph, cause: Cause, executable: Any, end: Site = UNKNOWN) -
     executable.usage.number = _total
     flags = torch_flags()
     cause = _with_changes(cause, executable.difference, flags)
-    event = Compilation(_total, graph, cause, seconds, weakref.ref(executable), executable.usage, loaded, flags, end)
+    used = weakref.ref(executable), executable.usage
+    event = Compilation(_total, graph, cause, seconds, *used, loaded, flags, end, names or {})
     compilations.append(event)
     del compilations[:-MAX_KEPT]
     logs.note("compile", "%s", one_line(event))
@@ -191,6 +197,11 @@ def number_of(executable: Any) -> int:
 def end_of(number: int) -> Site:
     """Where the graph of that number was cut; `UNKNOWN` where that is not kept."""
     return next((e.end for e in reversed(compilations) if e.number == number), UNKNOWN)
+
+
+def name_of(number: int, index: int) -> str:
+    """What an input of the graph of that number was called when it was compiled; empty where that is not known."""
+    return next((e.names.get(index, "") for e in reversed(compilations) if e.number == number), "")
 
 
 def compiled_before() -> int:

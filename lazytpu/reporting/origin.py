@@ -42,7 +42,36 @@ def surroundings() -> Surroundings:
         place_here(),
         events.end_of,
         events.is_resumed(),
+        _names_of_inputs(),
+        events.name_of,
     )
+
+
+def _names_of_inputs() -> dict[int, str]:
+    """Number of an input of this step that is a parameter or buffer to its name: ``parameter `net.fc.bias```."""
+    numbers = {storage: index for index, (storage, _, _) in enumerate(trace.inputs)}
+    names: dict[int, str] = {}
+    seen: set[int] = set()
+    for frame in _user_frames():
+        with _Variables(frame) as variables:
+            try:
+                for name, module in _owners(variables).items():
+                    if isinstance(module, torch.nn.Module) and id(module) not in seen:
+                        seen.add(id(module))
+                        for text, tensor in _tensors_of(name, module):
+                            index = numbers.get(_storage_of(tensor))
+                            if index is not None:
+                                names.setdefault(index, sys.intern(text))
+            except Exception:  # an object of the user's that does not like to be looked at
+                continue
+    return names
+
+
+def _tensors_of(name: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, parameter in module.named_parameters():
+        yield f"parameter `{name}.{path}`", parameter
+    for path, buffer in module.named_buffers():
+        yield f"buffer `{name}.{path}`", buffer
 
 
 def _of_value(value: Value) -> str:
@@ -118,9 +147,7 @@ class _Variables:
 
 def _name_in(variables: Mapping[str, Any], storage: Storage) -> str:
     """The name of a storage among variables: of a parameter or optimizer state if it is one, else of a variable."""
-    owners = {name: value for name, value in variables.items() if not name.startswith("__")}
-    for name, value in list(owners.items()):  # `self.net` of a trainer class
-        owners |= {f"{name}.{k}": v for k, v in _attributes(value).items() if _owns_tensors(v)}
+    owners = _owners(variables)
     for name, value in owners.items():
         if isinstance(value, torch.nn.Module):
             found = _in_module(name, value, storage)
@@ -140,6 +167,14 @@ def _name_in(variables: Mapping[str, Any], storage: Storage) -> str:
     return ""
 
 
+def _owners(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables, and modules and optimizers that are attributes of them, by name."""
+    owners = {name: value for name, value in variables.items() if not name.startswith("__")}
+    for name, value in list(owners.items()):  # `self.net` of a trainer class
+        owners |= {f"{name}.{k}": v for k, v in _attributes(value).items() if _owns_tensors(v)}
+    return owners
+
+
 def _owns_tensors(value: Any) -> bool:
     return isinstance(value, (torch.nn.Module, torch.optim.Optimizer))
 
@@ -153,12 +188,17 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _holds(value: Any, storage: Storage) -> bool:
+    return _storage_of(value) is storage
+
+
+def _storage_of(value: Any) -> Storage | None:
+    """The storage of a tensor on the device; None for anything else."""
     if not is_device_tensor(value):
-        return False
+        return None
     try:
-        return storage_of(cell_of(value)) is storage
+        return storage_of(cell_of(value))
     except AttributeError:  # a plain tensor that C++ made and nobody has used yet
-        return False
+        return None
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:

@@ -71,6 +71,7 @@ def graph_part(graph: DumpedGraph, times: Measured | None, sources: Mapping[str,
         "ops": ops,
         "inputs": table.get("inputs", []),
         "numbers": table.get("numbers", []),
+        "stacks": table.get("stacks", []),
         "outputs": table.get("outputs", []),
         "texts": {
             "ir": _pane(graph.text("ir.txt"), links.get("ir.txt", []), lambda line: line),

@@ -74,7 +74,7 @@ const longest = (lines) => lines.reduce((n, line) => Math.max(n, line.length), 0
 /** The four panes of a graph: source, IR, StableHLO, HLO; a line picked in one shows what became of it in the others. */
 class CodePanes {
   constructor(box, summary, sources) {
-    Object.assign(this, { box, summary, sources, hlo: new Map(), file: "", onselect: () => {} });
+    Object.assign(this, { box, summary, sources, hlo: new Map(), below: new Map(), readers: {}, picked: 0, file: "", onselect: () => {} });
     box.replaceChildren();
     this.panes = {};
     const titles = { source: "Source", ir: "IR", stablehlo: "StableHLO", hlo: "HLO after optimisation" };
@@ -95,7 +95,7 @@ class CodePanes {
     made.extra = element.querySelector(".extra");
     made.list = new LineList(element.lastElementChild, {
       html: (i) => coloured(made.lines[i], key === "source" ? PYTHON : TOKENS),
-      number: (i) => (key === "source" && (made.ops[i].length || this.readers[made.numbers[i]]) ? `<span class="has">${made.numbers[i]}</span>` : made.numbers[i]),
+      number: (i) => (key === "source" && (made.ops[i].length || this.leads(made.numbers[i]).length) ? `<span class="has">${made.numbers[i]}</span>` : made.numbers[i]),
       paint: (i) => made.marks.get(i) || "",
       pick: (i) => this.pick(made, i),
     });
@@ -107,7 +107,8 @@ class CodePanes {
     for (const key of ["ir", "stablehlo", "hlo"]) this.fill(this.panes[key], part.texts[key]);
     this.hlo = new Map(part.texts.hlo.numbers.map((number, i) => [number, i]));
     this.instructions = new Map(part.instructions.map((row) => [row[0], row]));
-    const files = [...new Set(part.ops.map((op) => op.file).filter((file) => file in this.sources))];
+    const called = part.stacks.flatMap((stack) => stack.map(([file]) => file));
+    const files = [...new Set([...part.ops.map((op) => op.file), ...called].filter((file) => file in this.sources))];
     const extra = this.panes.source.extra;
     extra.replaceChildren();
     if (files.length > 1) {
@@ -130,13 +131,23 @@ class CodePanes {
   }
 
   open(file) {
-    this.file = file;
+    Object.assign(this, { file, picked: 0 });
     this.readers = this.part.readers[file] || {};
     if (this.choice) this.choice.value = file;
     const lines = (this.sources[file] || "").split("\n");
     const ops = lines.map(() => []);
     this.part.ops.forEach((op, i) => { if (op.file === file && ops[op.line - 1]) ops[op.line - 1].push(i); });
+    this.below = new Map();
+    const called = this.part.stacks.map((stack) => stack.filter(([of]) => of === file).map(([, line]) => line));
+    this.part.ops.forEach((op, i) => {
+      for (const line of called[op.stack] || []) this.below.has(line) ? this.below.get(line).push(i) : this.below.set(line, [i]);
+    });
     this.fill(this.panes.source, { lines, numbers: lines.map((_, i) => i + 1), ops });
+  }
+
+  /** What became of a line that has no op of its own: what was recorded below it, in what it calls, and its views. */
+  leads(line) {
+    return [...new Set([...(this.below.get(line) || []), ...(this.readers[line] || [])])];
   }
 
   pick(pane, i) {
@@ -146,12 +157,15 @@ class CodePanes {
       const inside = fused.flatMap((row) => pane.ops[this.hlo.get(row[0])] || []);
       ops = [...new Set([...ops, ...inside])];
     }
-    const read = pane.key === "source" && !ops.length && this.readers[pane.numbers[i]];
-    this.select(read || ops, pane.key, read ? i : null);
+    const leads = pane.key === "source" && !ops.length && this.leads(pane.numbers[i]);
+    this.picked = pane.key === "source" ? pane.numbers[i] : 0;
+    if (leads && leads.length) this.select(leads, pane.key, i);
+    else this.select(ops, pane.key);
   }
 
-  /** Marks everything that belongs to some ops; `view` is a line of the source whose views they are, recorded elsewhere. */
+  /** Marks everything that belongs to some ops; `view` is a line of the source that they belong to, recorded at others. */
   select(ops, from = "", view = null) {
+    if (from !== "source") this.picked = 0;
     this.selected = new Set(ops);
     this.view = view;
     if (ops.length && from !== "source") {
@@ -214,9 +228,15 @@ class CodePanes {
     const chip = (op) => `<span class="chip folded" data-op="${op}">${escapeHtml(this.part.ops[op].name + " " + this.part.ops[op].op)}</span>`;
     const folded = ` → no instruction of its own: folded into ${this.into.slice(0, 4).map(chip).join(" ")}${this.into.length > 4 ? ` and ${this.into.length - 4} more` : ""}`;
     const left = this.into.length ? folded : this.panes.hlo.places.length ? " → not fused" : " → nothing is left of it after optimisation";
-    const made = this.view === null ? "" : `<span class="chip">${escapeHtml(this.file.split("/").pop())}:${this.view + 1}</span> makes views alone, recorded where they are read: `;
+    const below = this.below.get(this.picked) || [];
+    const how = below.length ? "calls what is recorded at" : "makes views alone, recorded where they are read:";
+    const made = this.view === null ? "" : `<span class="chip">${escapeHtml(this.file.split("/").pop())}:${this.view + 1}</span> ${how} `;
+    const more = this.view === null ? below.filter((op) => !this.selected.has(op)) : [];
+    const called = more.length ? ` <button class="chip below" title="Select these, too">+ ${more.length} op${more.length > 1 ? "s" : ""} in what it calls</button>` : "";
     this.summary.innerHTML = `${made}${shown.join(" ")} → ${names.join(" ")} <span class="hint">${amount(flops)}FLOPs</span>` +
-      (into.length ? ` → fused into ${into.slice(0, 4).join(" ")}${into.length > 4 ? ` and ${into.length - 4} more` : ""}` : left);
+      (into.length ? ` → fused into ${into.slice(0, 4).join(" ")}${into.length > 4 ? ` and ${into.length - 4} more` : ""}` : left) + called;
+    const button = this.summary.querySelector(".below");
+    if (button) button.onclick = () => this.select([...this.selected, ...more], "source", this.picked - 1);
     for (const chip of this.summary.querySelectorAll("[data-line]")) {
       chip.onclick = () => this.panes.hlo.list.reveal(this.hlo.get(Number(chip.dataset.line)));
     }
