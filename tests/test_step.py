@@ -415,7 +415,7 @@ def test_cuts_are_explained_by_line(device: torch.device) -> None:
     events.reset()
     if (torch.ones(2, device=device) * 2).sum() > 1:
         pass
-    assert re.search(r"1 x item at test_step\.py:\d+", lazytpu.explain())
+    assert re.search(r"1 x bool \(if\) at test_step\.py:\d+", lazytpu.explain())
 
 
 def test_dump_writes_every_compiled_graph(device, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
