@@ -137,6 +137,14 @@ def bilinear_gradients(device: Any, dtype: torch.dtype) -> tuple[torch.Tensor, .
     return torch.autograd.grad(F.bilinear(*operands), operands, ones(device, dtype, 24).view(3, 8))
 
 
+def convolution_gradients(device: Any) -> tuple[torch.Tensor, ...]:
+    """Of the input and the weight in float16, which the CPU adds up tap by tap."""
+    made = torch.Generator().manual_seed(0)
+    sizes = (2, 4, 9, 9), (8, 4, 3, 3)
+    x, w = (torch.randn(size, generator=made).to(device, torch.float16).requires_grad_() for size in sizes)
+    return torch.autograd.grad(F.conv2d(x, w, padding=1), (x, w), ones(device, torch.float16, 1296).view(2, 8, 9, 9))
+
+
 def zeros(device: Any, n: int) -> torch.Tensor:
     """Zeros of both signs."""
     return torch.where(few("cpu", n) > 1, 0.0, -0.0).to(device)
@@ -184,6 +192,7 @@ HALVES: dict[str, Case] = {
         loss(edges(d, t)[:9], edges(d, t)[1:10]) for t in FLOATS for loss in (F.smooth_l1_loss, F.huber_loss)
     ],
     "half products of three": lambda d: [bilinear_gradients(d, t) for t in FLOATS[2:]],
+    "half convolutions": convolution_gradients,
     "half overflow": lambda d: (ones(d, torch.float16, 2) * 60000 * 2, ones(d, torch.float16, 70000).sum()),
     "half softmax": lambda d: [F.softmax(ones(d, t, 1000) * 3, 0).sum() for t in FLOATS[2:]],
     "half rounding of each op": lambda d: [(ones(d, t, 3) + 1e-3) - 1 for t in FLOATS[2:]],

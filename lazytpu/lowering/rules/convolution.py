@@ -119,8 +119,12 @@ def convolution_backward(
     if output_mask[0]:
         if empty:
             dx = jnp.zeros(x.shape, x.dtype)
+        elif transposed:
+            dx = _conv(grad, w, x.shape, *how)
+        elif _plain_kernel(out[0].dtype, how[0], _sizes(output_padding, n)):
+            dx = conv_narrow.transposed(grad, w, x.shape, out[0].dtype, *how)
         else:
-            dx = _conv(grad, w, x.shape, *how) if transposed else _input_transpose(grad, w, x.shape, *how)
+            dx = _input_transpose(grad, w, x.shape, *how)
         dx = dx.astype(out[0].dtype)
     if output_mask[1]:
         if empty:
