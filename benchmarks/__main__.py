@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from benchmarks import allocation, compare, record
+from benchmarks import allocation, compare, cpu_lowerings, record
 from benchmarks.growth import __main__ as growth
 from benchmarks.page import PAGE, RESULTS, ROOT, write_part
 
@@ -26,12 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plots = ["--plot", str(ROOT / "docs" / "_static")]
     if options.from_json:
         status = growth.main([*page, *plots, "--from-json"])
-        for name, of in (("compare", compare), ("record", record), ("allocation", allocation)):
+        parts = {"compare": compare, "cpu_lowerings": cpu_lowerings, "record": record, "allocation": allocation}
+        for name, of in parts.items():
             write_part(PAGE, name, of.markdown(json.loads((RESULTS / f"{name}.json").read_text())))
         return status
     xla = ["--xla-python", options.xla_python]
     return max(
         compare.main([*page, *xla, "--rounds", str(options.rounds)]),
+        cpu_lowerings.main(["--json"]),
         record.main([*page, *xla]),
         allocation.main(page),
         growth.main([*page, *plots]),

@@ -6,13 +6,12 @@ plans.  From which size on the rule takes turns follows from these numbers, whic
 """
 
 import argparse
-import json
 
 import torch
 import torch.nn.functional as F
 
 import lazytpu
-from benchmarks.page import RESULTS
+from benchmarks.page import RESULTS, machine, save
 from benchmarks.timing import best_ms
 from lazytpu.reporting import events
 
@@ -64,7 +63,7 @@ def main():
         print(shape, "  ".join(f"{n} {t:8.2f} ms" for n, t in times.items()), end="  ")
         print("  ".join(f"{n} {m:7.1f} MB" for n, m in megabytes.items()), flush=True)
     if keep:
-        (RESULTS / "attention_blocks.json").write_text(json.dumps(rows, indent=1) + "\n")
+        save(RESULTS / "attention_blocks.json", {"machine": machine(), "rows": rows})
 
 
 if __name__ == "__main__":

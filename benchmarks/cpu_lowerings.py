@@ -198,11 +198,11 @@ def markdown(result: dict[str, Any]) -> str:
     return on_machine(result["machine"]) + "\n\n" + markdown_table(("ms", "eager", "jax", "lazytpu"), rows)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prints one line an op."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_lowerings", description=__doc__)
     parser.add_argument("--json", action="store_true", help="keep the figures in benchmarks/results")
-    keep = parser.parse_args().json
+    keep = parser.parse_args(arguments).json
     jax.config.update("jax_default_matmul_precision", "highest")
     rows = []
     for case in CASES:
@@ -213,6 +213,7 @@ def main() -> None:
         result = {"machine": machine(), "rows": rows}
         save(RESULTS / "cpu_lowerings.json", result)
         write_part(PAGE, "cpu_lowerings", markdown(result))
+    return 0
 
 
 if __name__ == "__main__":

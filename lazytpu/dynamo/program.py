@@ -185,7 +185,7 @@ class Program:
 
     def call(self, donated: tuple[int, ...]) -> Call:
         """What to run where the buffers of the ``donated`` arguments may be taken over."""
-        key = (donated, config.check_bounds, config.matmul_precision, config.lowerings)
+        key = (donated, config.check_bounds, *runtime.settings().values())
         known = self.calls.get(key)
         executable = None if known is None else known.executable()
         if known is not None and executable is not None:
@@ -253,7 +253,7 @@ class Program:
         known = 0 if executable is None else events.number_of(executable)
         if key in self.calls:
             return Cause("forgotten", f"torch.compile: {self.name} was compiled before and forgotten since", site)
-        names = ("check_bounds", "matmul_precision", "lowerings")
+        names = ("check_bounds", *runtime.settings())
         changed = [
             f"lazytpu.config.{n} was {was!r} and is {now!r}"
             for n, was, now in zip(names, old[1:], key[1:], strict=True)

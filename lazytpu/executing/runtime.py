@@ -154,7 +154,7 @@ def used(executable: Executable) -> None:
 
 
 def _name(graph: Graph) -> Any:
-    return graph.key, graph.uniform, config.matmul_precision, config.lowerings
+    return graph.key, graph.uniform, *settings().values()
 
 
 def fits(executable: Executable, floats: Sequence[float], ints: Sequence[int]) -> bool:

@@ -49,13 +49,14 @@ def stretches_of(graph: Graph, apart: set[Value]) -> list[range]:
     found: list[range] = []
     made: dict[Value, int] = {}
     for position, node in enumerate(graph.nodes):
-        joins = made and is_by_element(node) and _fits(node, made, apart)
+        by_element = is_by_element(node)
+        joins = made and by_element and _fits(node, made, apart)
         if joins and len(node.values) == len(graph.nodes[position - 1].values):
             found[-1] = range(found[-1].start, position + 1)
         else:
             found.append(range(position, position + 1))
             made = {}
-        if is_by_element(node):
+        if by_element:
             made |= {value: i for i, value in enumerate(elements_of(node))}
     return found
 
@@ -117,9 +118,11 @@ def lower_rows(
     shared: dict[Any, Any] = {}
     results: dict[Value, Any] = {}
     for i, ((calls, _), given, ops, key) in enumerate(zip(rows, arrays, kept, keys, strict=True)):
-        row = shared.get(key) or _function(nodes, i, calls, ops, lower)
-        if key in often:
-            row = shared.setdefault(key, row if key in shared else jax.jit(row))
+        row = shared.get(key)
+        if row is None:
+            row = _function(nodes, i, calls, ops, lower)
+            if key in often:
+                row = shared[key] = jax.jit(row)
         results |= zip([results_of[k][i] for k in ops], row(*given), strict=True)
     return results
 

@@ -211,14 +211,12 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _in_module(name: str, module: torch.nn.Module, storage: Storage) -> str:
+    for text, tensor in _tensors_of(name, module):
+        if _holds(tensor, storage):
+            return text
     for path, parameter in module.named_parameters():
-        if _holds(parameter, storage):
-            return f"parameter `{name}.{path}`"
         if parameter.grad is not None and _holds(parameter.grad, storage):
             return f"gradient of `{name}.{path}`"
-    for path, buffer in module.named_buffers():
-        if _holds(buffer, storage):
-            return f"buffer `{name}.{path}`"
     return ""
 
 

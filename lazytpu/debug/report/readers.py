@@ -164,9 +164,7 @@ def _pieces(body: Iterable[ast.stmt]) -> Iterator[_Piece]:
     for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
-        below = [
-            part for name in ("body", "handlers", "orelse", "finalbody", "cases") for part in _part(statement, name)
-        ]
+        below = [part for name in _BODIES for part in _part(statement, name)]
         if not below:
             yield _piece([statement], statement.lineno, statement.end_lineno or 0, statement)
             continue
