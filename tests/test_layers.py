@@ -25,7 +25,8 @@ LAYERS = {
     "lowering": "lowering lowering.*",
     "runtime": (
         "executing executing.bounds executing.compiling executing.executable executing.mappings executing.platforms "
-        "executing.prefetch executing.runtime executing.serialized reporting.events reporting.placement"
+        "executing.prefetch executing.runtime executing.serialized executing.warmup "
+        "reporting.events reporting.placement"
     ),
     "storage": "storage tensor",
     "recording": "recording.*",
@@ -43,8 +44,8 @@ LAYERS = {
 
 # Where jax may be imported: lowering, what runs programs, the table of dtypes, the check of its version.
 JAX = (
-    "lowering lowering.* executing.platforms executing.runtime executing.compiling executing.serialized dtypes "
-    "torch_api.versions export export.* interop interop.* profiler spmd spmd.*"
+    "lowering lowering.* executing.platforms executing.runtime executing.compiling executing.serialized "
+    "executing.warmup dtypes torch_api.versions export export.* interop interop.* profiler spmd spmd.*"
 )
 
 MAX_LINES = 400

@@ -10,13 +10,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
+from jax import lax
 
 import lazytpu
 from lazytpu import cache, metrics
 from lazytpu.config import config
-from lazytpu.executing import prefetch, runtime
+from lazytpu.executing import prefetch, runtime, warmup
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,11 +53,11 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def run(script: Path, *sizes: int, **environment: str) -> list[object]:
+def run(script: Path, *arguments: object, **environment: str) -> list[object]:
     """[results, programs compiled, loaded, and read before they were needed]."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "LAZYTPU_DISK_CACHE": "1", **environment}
     variables["LAZYTPU_DISK_CACHE_DIR"] = str(script.parent / "cache")
-    command = [sys.executable, str(script), *map(str, sizes)]
+    command = [sys.executable, str(script), *map(str, arguments)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return ast.literal_eval(done.stdout)  # type: ignore[no-any-return]
@@ -91,6 +94,46 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "argv", [__file__])
     metrics.reset()
     yield tmp_path
+
+
+WARM = """
+import sys, threading, torch, lazytpu
+from torch._higher_order_ops.while_loop import while_loop
+
+x = torch.full((300, 300), 0.5).to(lazytpu.device())
+for thread in threading.enumerate():
+    if thread.name == "lazytpu-prefetch":
+        thread.join(60)
+        assert not thread.is_alive()
+kind = sys.argv[1]
+if kind == "product":
+    y = (x @ x).sum()
+elif kind == "endless":  # where x is zero
+    y = while_loop(lambda y: y.sum() < 1e6, lambda y: (y * 2,), (x,))[0].sum()
+else:
+    y = torch.nn.functional.conv2d(x[None, None], x[None, None, :3, :3]).sum()
+print([y.item(), lazytpu.metrics.counter("compile"), lazytpu.metrics.counter("disk_warm_up")])
+"""
+
+
+@pytest.mark.parametrize(("kind", "warmed"), [("product", 1), ("endless", 0), ("loop", 1)])
+def test_a_program_that_ends_soon_is_run_once_before_it_is_needed(tmp_path: Path, kind: str, warmed: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WARM)
+    result, compiles, before = run(script, kind)
+    assert (compiles, before) == (1, 0)
+    assert run(script, kind) == [result, 0, warmed]
+
+
+def test_long_programs_do_not_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = jax.jit(lambda x: x @ x).lower(jnp.ones((100, 100))).compile()  # 2e6 operations
+    repeated = jax.jit(lambda x: lax.scan(lambda y, _: (y @ x, None), x, None, 100)[0])
+    again = repeated.lower(jnp.ones((100, 100))).compile()
+    assert warmup.ends_soon(once) and warmup.ends_soon(again)
+    monkeypatch.setattr(warmup, "_MOST_WORK", 1e7)
+    assert warmup.ends_soon(once) and not warmup.ends_soon(again)
+    monkeypatch.setattr(warmup, "_MOST_BYTES", 1e4)
+    assert not warmup.ends_soon(once)
 
 
 KEYS = [f"{n:064x}" for n in range(40)]

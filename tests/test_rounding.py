@@ -53,6 +53,15 @@ def slopes(mode: str, padding: str, align: bool) -> Case:
     return lambda x: F.grid_sample(x.detach(), grid(x), mode, padding, align)
 
 
+def under(mode: str, padding: str) -> Case:
+    """An image of which many points read the same elements."""
+    return lambda x: F.grid_sample(x, grid(x.detach().repeat(1, *[1, 9, 4][: x.dim() - 2], 3)), mode, padding, False)
+
+
+def thirds(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(x), device=x.device) % 3
+
+
 HALF: dict[str, tuple[tuple[int, ...], Case]] = {
     "sum of products": ((5, 10, 5, 20), lambda x: (x * x[:1]).sum((1, 3))),
     "powers": ((100,), lambda x: torch.stack([x**3, x**-2])),
@@ -88,6 +97,13 @@ HALF: dict[str, tuple[tuple[int, ...], Case]] = {
     ),
     "bicubic at a grid": ((2, 3, 7, 5), sampled("bicubic", "reflection", False)),
     "volume at a grid": ((1, 3, 3, 4, 5), sampled("bilinear", "border", True)),
+    "rows added up": ((300, 8), lambda x: x[:3].index_add(0, thirds(x), x, alpha=2)),
+    "numbers added up": ((300,), lambda x: x[:3].index_add(0, thirds(x), x)),
+    "scattered": ((300,), lambda x: x[:3].scatter_add(0, thirds(x), x)),
+    "means of what is scattered": ((300,), lambda x: x[:3].scatter_reduce(0, thirds(x), x, "mean")),
+    "trace": ((300, 300), torch.trace),
+    "logarithms of shares": ((40, 30), lambda x: torch.stack([x.log_softmax(1), x.log_softmax(0)])),
+    "histogram": ((200,), lambda x: x.histc(30, -4, 5)),
     "widely padded transposed convolution": (
         (2, 2, 4, 4),
         lambda x: F.conv_transpose2d(
@@ -103,6 +119,11 @@ GRADIENTS: dict[str, tuple[tuple[int, ...], Case]] = {
     "elu of NaN": ((1,), lambda x: F.elu(x * math.nan, 0.7)),
     "grid on an image": ((2, 3, 7, 5), slopes("bilinear", "reflection", True)),
     "bicubic grid": ((2, 3, 7, 5), slopes("bicubic", "zeros", False)),
+    "image under a grid": ((2, 3, 7, 5), under("bilinear", "border")),
+    "bicubic under a grid": ((2, 3, 7, 5), under("bicubic", "reflection")),
+    "nearest under a grid": ((2, 3, 7, 5), under("nearest", "border")),
+    "volume under a grid": ((1, 3, 3, 4, 5), under("bilinear", "border")),
+    "means of overlapping windows": ((1, 2, 12, 12), lambda x: F.avg_pool2d(x, 5, 2, 1, count_include_pad=False)),
     "replication": ((2, 3, 4, 4), lambda x: F.pad(x, (5, -1, -1, 3), "replicate")),
     "reflection": ((2, 3, 4, 4), lambda x: F.pad(x, (3, 2, 1, 3), "reflect")),
     "soft margin": ((20,), lambda x: F.soft_margin_loss(x, torch.ones_like(x), reduction="none")),
@@ -183,3 +204,19 @@ def test_complex_numbers_that_are_not_finite(device: torch.device) -> None:
 def test_small_parts_of_complex_halves(device: torch.device) -> None:
     z = torch.tensor([6e-6 + 1e-6j, 1e-7 + 1j]).to(torch.complex32)
     assert torch.equal(torch.view_as_real(z.to(device) * 1).cpu(), torch.view_as_real(z * 1))
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch has it from 2.13 on")
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_loss_that_torch_computes_by_device(dtype: torch.dtype, device: torch.device) -> None:
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=8)
+    ours, theirs = (options._adjust(40, 16, 64, dtype, device=torch.device(d)) for d in (device, "cpu"))
+    assert ours == theirs and ours.acc_dtype is torch.float32
+
+    def losses(where: torch.device | str) -> list[torch.Tensor]:
+        x, w = (t.to(dtype).to(where).requires_grad_() for t in (numbers(40, 16), numbers(64, 16)))
+        loss = F.linear_cross_entropy(x, w, torch.arange(40, device=where), options=options)
+        return [loss, *torch.autograd.grad(loss, [x, w])]
+
+    for got, want in zip(losses(device), losses("cpu"), strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=2**-8 if dtype is torch.bfloat16 else 2**-11, atol=1e-5)

@@ -3,7 +3,7 @@
 XLA takes 20 µs for each instruction of a program that it reads, half a second for one of 20,000, and Python is free
 meanwhile.  So a thread reads them from the first transfer to the device on, while the script makes its optimizer,
 opens its data and records its first step.  A program that is needed while it is being read is waited for; one whose
-turn has not come is read by whoever needs it.
+turn has not come is read by whoever needs it.  One that nobody waits for is run once, too (warmup.py).
 
 A process notes which programs it used, in order, in a small file of the cache under the script's path and arguments.
 The first program that had to be compiled says that this run is another one; the rest is not read then.
@@ -16,12 +16,13 @@ import os
 import sys
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lazytpu import cache, metrics
 from lazytpu.config import config
-from lazytpu.executing import serialized
+from lazytpu.executing import serialized, warmup
 
 _MOST = 16  # programs of a script that are noted, and read
 _MOST_BYTES = 64 << 20  # of their files
@@ -92,6 +93,8 @@ def _read(device: Any, futures: dict[str, Future[Found | None]]) -> None:
                 found, size = _found(key, device)
                 left -= size
                 future.set_result(found)
+                if found is not None and key in _futures:
+                    _warm_up(found, device)
 
 
 def _found(key: str, device: Any) -> tuple[Found | None, int]:
@@ -101,6 +104,14 @@ def _found(key: str, device: Any) -> tuple[Found | None, int]:
         return (facts, serialized.deserialized(data, device)), len(data)
     except Exception:  # XLA's own classes among them
         return None, 0
+
+
+def _warm_up(found: Found, device: Any) -> None:
+    facts, executable = found
+    if "warm_up" in facts:
+        with suppress(Exception):  # whoever takes it will see what is wrong with it
+            warmup.warm_up(executable, facts["warm_up"], device)
+            metrics.count("disk_warm_up")
 
 
 def _script() -> str:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from lazytpu.config import config
+from lazytpu.executing.warmup import ends_soon
 from lazytpu.ir.graph import Graph
 from lazytpu.lowering.provenance import sources_digest
 
@@ -166,6 +167,8 @@ def dump(compiled: jax.stages.Compiled) -> tuple[dict[str, Any], bytes] | None:
             return None
         outputs = [[list(a.shape), str(a.dtype), bool(a.weak_type)] for a in parts["output_avals"]]
         facts = {"kept": sorted(parts["kept_var_idx"]), "outputs": outputs, "name": parts["name"]}
+        if ends_soon(compiled):
+            facts["warm_up"] = [[list(a.shape), str(a.dtype)] for a in parts["input_avals"]]
         return facts, parts["xla_executable"].serialize()
     except (AttributeError, KeyError, NotImplementedError, jax.errors.JaxRuntimeError):
         return None  # of a platform that serializes nothing, or of an unknown jax

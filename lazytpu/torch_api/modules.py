@@ -8,8 +8,10 @@ the parameter is swapped in place (``torch.utils.swap_tensors``), which gives wh
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.nn.parameter import Parameter, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lazytpu.tensor import LazyTensor
+from lazytpu.torch_api.after_import import after_import
 
 _Convert = Callable[[torch.Tensor], torch.Tensor]
 
@@ -69,7 +72,7 @@ def _parameter_like(tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 def register() -> None:
-    """Wraps ``Module._apply``, which ``to``, ``cpu``, ``half`` and the others call."""
+    """Wraps ``Module._apply``, which ``to``, ``cpu``, ``half`` and the others call, and a choice by device."""
     theirs: Any = Module._apply
 
     @functools.wraps(theirs)
@@ -77,3 +80,21 @@ def register() -> None:
         return theirs(self, fn if getattr(fn, "swaps", False) else _swapping(fn), recurse)
 
     Module._apply = _apply  # type: ignore[method-assign]
+    after_import("torch.nn.modules.linear_cross_entropy_options", _choose_as_on_the_cpu)
+
+
+def _choose_as_on_the_cpu(module: ModuleType) -> None:
+    """``linear_cross_entropy`` accumulates half precision in float32, or not, by the name of the device."""
+    options = module.LinearCrossEntropyOptions
+    theirs: Any = options._adjust
+    signature = inspect.signature(theirs)
+
+    @functools.wraps(theirs)
+    def _adjust(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        device = bound.arguments.get("device")
+        if device is not None and device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+            bound.arguments["device"] = torch.device("cpu")
+        return theirs(*bound.args, **bound.kwargs)
+
+    options._adjust = _adjust

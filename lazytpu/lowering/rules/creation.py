@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
-from lazytpu.lowering.rules.operands import cast, is_complex, is_floating, is_integral, spread
+from lazytpu.lowering.rules.operands import cast, is_complex, is_floating, spread
 
 aten = torch.ops.aten
 
@@ -74,12 +74,12 @@ lowers_each(
 
 def _evenly(out, start, end, dtype):
     """``out.shape[0]`` numbers from ``start`` to ``end``; each half counts from its own end, as eager does."""
-    ends = (cast(x, out.dtype) if is_integral(out.dtype) else x for x in (start, end))
-    start, end = (cast(x, dtype) for x in ends)
     steps = out.shape[0]
     if steps <= 1:
-        return spread(start, out.shape)
-    step = (end - start) / np.asarray(steps - 1, dtype)
+        return spread(cast(start, dtype), out.shape)
+    start, end = (cast(cast(x, out.dtype), dtype) for x in (start, end))
+    # XLA would multiply by the inverse of a constant, and 1/49 * 49 is not 1.
+    step = (end - start) / lax.optimization_barrier(jnp.asarray(steps - 1, dtype))
     i = lax.iota(jnp.int32, steps)
     return jnp.where(i < steps // 2, start + step * i.astype(dtype), end - step * (steps - 1 - i).astype(dtype))
 

@@ -7,6 +7,7 @@ both decide which element is read.
 """
 
 import itertools
+import math
 from functools import partial, reduce
 
 import jax
@@ -22,6 +23,7 @@ aten = torch.ops.aten
 BILINEAR, NEAREST, BICUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
 A = -0.75  # of the bicubic kernel
+_POINTS_TOGETHER = 16  # by the CPU, of an image in half precision
 
 
 def _unnormalized(x, size, align_corners, volume, r):
@@ -66,15 +68,19 @@ def _padded(x, size, padding, align_corners, volume, r):
     return x if padding == ZEROS else _clipped(x, size, volume)
 
 
-def _read(flat, spatial, coordinates, r):
-    """Elements of ``flat`` [batch, channel, element] at whole ``coordinates``, zero off the image; which are on it."""
+def _elements(x):
+    """Takes the elements of ``x`` [batch, channel, *spatial] at flat positions [batch, 1, point]."""
+    flat = x.reshape(*x.shape[:2], -1)
+    return lambda at: jnp.take_along_axis(flat, at, 2, mode="clip")
+
+
+def _read(elements, spatial, coordinates, r):
+    """What ``elements`` has at whole ``coordinates``, zero off the image; which of them are on it."""
     inside, at = True, 0
     for x, size in zip(coordinates, spatial, strict=True):
         inside = inside & (x >= 0) & (x <= size - 1)
         at = at * size + jnp.clip(jnp.nan_to_num(x), 0, size - 1).astype(jnp.int32)
-    values = jnp.take_along_axis(flat, at.reshape(len(flat), 1, -1), 2, mode="clip")
-    inside = inside.reshape(len(flat), 1, -1)
-    return r(jnp.where(inside, values, 0)), inside  # the rounding is of the gradient's
+    return r(jnp.where(inside, elements(at), 0)), inside  # the rounding is of the gradient's
 
 
 def _sum(terms, r):
@@ -114,49 +120,48 @@ def _points(grid, spatial, mode, padding, align_corners, r):
     return found
 
 
-def _corners(flat, spatial, points, r):
+def _corners(elements, spatial, points, r):
     """Of each element about each point: the weights by dimension, the value, and whether it is on the image."""
     volume, low = len(spatial) == 3, [lax.stop_gradient(jnp.floor(p)) for p in points]
     right = [r(p - f) for p, f in zip(points, low, strict=True)]
     left = [r(f + 1 - p) if volume else r(1 - t) for p, f, t in zip(points, low, right, strict=True)]
     for corner in itertools.product((0, 1), repeat=len(spatial)):
         sides = [(right if o else left)[i] for i, o in enumerate(corner)]
-        values, inside = _read(flat, spatial, [f + o for f, o in zip(low, corner, strict=True)], r)
+        values, inside = _read(elements, spatial, [f + o for f, o in zip(low, corner, strict=True)], r)
         yield corner, sides, values, inside
 
 
-def _sixteen(flat, spatial, points, padding, align_corners, r):
+def _sixteen(elements, spatial, points, padding, align_corners, r):
     """The elements about each point of an image, by row and column, and where in its middle cell the point is."""
     low = [lax.stop_gradient(jnp.floor(p)) for p in points]
 
     def read(*offsets):
         places = [r(f + o) for f, o in zip(low, offsets, strict=True)]
         places = [_padded(p, size, padding, align_corners, False, r) for p, size in zip(places, spatial, strict=True)]
-        return _read(flat, spatial, [jnp.trunc(p) for p in places], r)[0]
+        return _read(elements, spatial, [jnp.trunc(p) for p in places], r)[0]
 
     values = [[read(i, j) for j in range(-1, 3)] for i in range(-1, 3)]
     return values, [r(p - f) for p, f in zip(points, low, strict=True)]
 
 
-def _sample(x, grid, mode, padding, align_corners, r):
-    """``x`` [batch, channel, *spatial] at ``grid`` [batch, *points, dimension]."""
-    spatial, flat = x.shape[2:], x.reshape(*x.shape[:2], -1)
+def _sample(elements, spatial, grid, mode, padding, align_corners, r):
+    """What ``elements`` has at ``grid`` [batch, *points, dimension], as [batch, channel, point]."""
     points = _points(grid, spatial, mode, padding, align_corners, r)
     if mode == NEAREST:
         if len(spatial) == 2 and r is not _exact:  # what C makes of NaN and infinity as an integer of 32 bits
             points = [jnp.where(jnp.isfinite(p), p, 0) for p in points]
-        total, _ = _read(flat, spatial, [jnp.round(p) for p in points], r)
+        total, _ = _read(elements, spatial, [jnp.round(p) for p in points], r)
     elif mode == BICUBIC:
-        values, (down, across) = _sixteen(flat, spatial, points, padding, align_corners, r)
+        values, (down, across) = _sixteen(elements, spatial, points, padding, align_corners, r)
         rows = [_dot(_cubic(across, r), row, r) for row in values]
         total = _dot(_cubic(down, r), rows, r)
     else:
         terms = []
-        for _, sides, values, inside in _corners(flat, spatial, points, r):
+        for _, sides, values, inside in _corners(elements, spatial, points, r):
             term = r(values * reduce(lambda a, b: r(a * b), reversed(sides)))
             terms.append(term if len(spatial) == 2 else jnp.where(inside, term, 0))  # off a volume not even NaN counts
         total = _sum(terms, r)
-    return total.reshape(*x.shape[:2], *grid.shape[1:-1])
+    return total
 
 
 def _dot(weights, values, r):
@@ -165,16 +170,16 @@ def _dot(weights, values, r):
 
 def _slopes(grad, x, points, mode, padding, align_corners, r):
     """For each dimension what adds up, term by term and channel by channel, to the gradient of the coordinates."""
-    spatial, flat, grad = x.shape[2:], x.reshape(*x.shape[:2], -1), grad.reshape(*x.shape[:2], -1)
+    spatial, elements, grad = x.shape[2:], _elements(x), grad.reshape(*x.shape[:2], -1)
     if mode == BICUBIC:
-        values, (down, across) = _sixteen(flat, spatial, points, padding, align_corners, r)
+        values, (down, across) = _sixteen(elements, spatial, points, padding, align_corners, r)
         weights, slopes = (_cubic(down, r), _cubic(across, r)), (_cubic_slopes(down, r), _cubic_slopes(across, r))
         pairs = [(j, i, r(values[j][i] * grad)) for i in range(4) for j in range(4)]
         return (
             [r(r(v * slopes[0][j]) * weights[1][i]) for j, i, v in pairs],
             [r(r(v * slopes[1][i]) * weights[0][j]) for j, i, v in pairs],
         )
-    corners = list(_corners(flat, spatial, points, r))
+    corners = list(_corners(elements, spatial, points, r))
     if len(spatial) == 3:
         terms = [[], [], []]
         for corner, sides, values, inside in corners:
@@ -208,8 +213,53 @@ def grid_sampler(out, x, grid, interpolation_mode, padding_mode, align_corners):
     if 0 in out.shape:
         return jnp.zeros(out.shape, out.dtype)
     dtype, r = compute_dtype(x.dtype), _rounding(x.dtype)
-    y = _sample(x.astype(dtype), grid.astype(dtype), interpolation_mode, padding_mode, align_corners, r)
-    return y.astype(out.dtype)
+    how = interpolation_mode, padding_mode, align_corners, r
+    y = _sample(_elements(x.astype(dtype)), x.shape[2:], grid.astype(dtype), *how)
+    return y.astype(out.dtype).reshape(out.shape)
+
+
+def _by_element(elements, spatial, grid, mode, padding, align_corners, r):
+    """The bicubic sample as the CPU's gradient has it: each element times the weight of its row, then its column."""
+    points = _points(grid, spatial, mode, padding, align_corners, r)
+    values, (down, across) = _sixteen(elements, spatial, points, padding, align_corners, r)
+    rows, columns = _cubic(down, r), _cubic(across, r)
+    return sum(r(r(values[j][i] * rows[j]) * columns[i]) for j in range(4) for i in range(4))
+
+
+def _gradient_of_x(out, grad, grid, *how):
+    """What is added to each element of the input, point by point, in the CPU's order: it rounds after each addition.
+
+    For images it takes as many points together as a vector holds, the first element of all before the second.
+    """
+    spatial, grad = out.shape[2:], grad.reshape(*out.shape[:2], -1)
+    reads, points = {NEAREST: 1, BICUBIC: 16}.get(how[0], 2 ** len(spatial)), grad.shape[2]
+    places = []
+
+    def sample(values):
+        values = iter(values)
+
+        def elements(at):
+            places.append(at)
+            return next(values)
+
+        return (
+            _by_element(elements, spatial, grid, *how) if how[0] == BICUBIC else _sample(elements, spatial, grid, *how)
+        )
+
+    _, pull = jax.vjp(sample, [jnp.zeros_like(grad)] * reads)
+    given, at = jnp.stack(pull(grad)[0], 2), jnp.stack(places, 2)  # [batch, channel, read, point]
+    together, size = _POINTS_TOGETHER if len(spatial) == 2 else 1, math.prod(spatial)
+    if how[0] == BICUBIC:  # column by column
+        given, at = (jnp.swapaxes(x.reshape(*x.shape[:2], 4, 4, -1), 2, 3).reshape(x.shape) for x in (given, at))
+
+    def in_order(x, fill):
+        x = lax.pad(x, jnp.asarray(fill, x.dtype), [(0, 0, 0)] * 3 + [(0, -points % together, 0)])
+        return jnp.swapaxes(x.reshape(*x.shape[:3], -1, together), 2, 3).reshape(*x.shape[:2], -1)
+
+    given, at = in_order(given, 0), in_order(at, size)
+    flat = jnp.zeros((*out.shape[:2], size), out.dtype)
+    add = jax.vmap(lambda flat, at, given: flat.at[:, at[0]].add(given.astype(out.dtype), mode="drop"))
+    return add(flat, at, given).reshape(out.shape)
 
 
 @lowers(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
@@ -224,7 +274,7 @@ def grid_sampler_backward(
     x, grid, grad = x.astype(dtype), grid.astype(dtype), grad.astype(dtype)
     of_x = None
     if output_mask[0]:
-        of_x = jax.vjp(lambda x: _sample(x, grid, *how), x)[1](grad)[0].astype(out[0].dtype)
+        of_x = _gradient_of_x(out[0], grad, grid, *how)
     if interpolation_mode == NEAREST:
         return of_x, jnp.zeros(out[1].shape, out[1].dtype)
     points, pull = jax.vjp(lambda grid: _points(grid, x.shape[2:], *how), grid)

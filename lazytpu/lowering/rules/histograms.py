@@ -9,6 +9,7 @@ import torch
 
 from ..registry import lowers
 from .indexing import write
+from .operands import compute_dtype, rounded
 from .sorting import lower_bound
 
 aten = torch.ops.aten
@@ -20,6 +21,14 @@ def bincount(out, x, weights=None, minlength=0):
     return write(jnp.zeros(out.shape, out.dtype), [0], [x], counts, "sum")
 
 
+def _in_steps(x, low, high, bins):
+    """Where ``x`` lies between ``low`` and ``high``, in bins; half precision is rounded after each operation."""
+    dtype, wide = x.dtype, compute_dtype(x.dtype)
+    x, low, high, bins = (jnp.asarray(a, dtype).astype(wide) for a in (x, low, high, bins))
+    part = rounded(rounded(x - low, dtype) * bins, dtype)
+    return rounded(part / rounded(high - low, dtype), dtype)
+
+
 @lowers(aten.histc.default)
 def histc(out, x, bins=100, min=0, max=0):
     zeros = jnp.zeros(out.shape, out.dtype)
@@ -29,7 +38,7 @@ def histc(out, x, bins=100, min=0, max=0):
     low, high = (jnp.asarray(a).astype(x.dtype) for a in (min, max))
     low, high = jnp.where(low == high, x.min(), low), jnp.where(low == high, x.max(), high)
     low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
-    at = ((x - low) * jnp.asarray(bins, x.dtype) / (high - low)).astype(jnp.int64)
+    at = _in_steps(x, low, high, bins).astype(jnp.int64)
     at = jnp.where((x >= low) & (x <= high), jnp.minimum(at, bins - 1), bins)
     return write(zeros, [0], [at], jnp.ones((), out.dtype), "sum")
 

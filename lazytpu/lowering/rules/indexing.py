@@ -13,7 +13,7 @@ import torch
 from jax import lax
 
 from ..registry import lowers
-from .operands import cast
+from .operands import cast, compute_dtype
 from .shape import axis_of
 
 aten = torch.ops.aten
@@ -232,7 +232,7 @@ def scatter_with(out, x, dim, index, source, *, reduce):
 
 @lowers(aten.scatter_add.default)
 def scatter_add(out, x, dim, index, source):
-    return scatter_along(x, dim, index, source, "sum")
+    return scatter_along(x.astype(compute_dtype(x.dtype)), dim, index, source, "sum").astype(x.dtype)
 
 
 def neutral(how, dtype):
@@ -249,7 +249,7 @@ def neutral(how, dtype):
 
 def _reduced_into(x, how, include_self, scatter):
     """A scatter reduction of torch; ``scatter(x, source, how)`` places ones, or the source when it is None."""
-    wide = jnp.float32 if x.dtype in (jnp.bfloat16, jnp.float16) else x.dtype
+    wide = compute_dtype(x.dtype)
     start = lax.convert_element_type(x, wide)
     counts = scatter(jnp.zeros(x.shape, wide), 1, "sum") if how == "mean" or not include_self else None
     if not include_self:
@@ -257,6 +257,7 @@ def _reduced_into(x, how, include_self, scatter):
     result = scatter(start, None, how)
     if how == "mean":
         counts = jnp.maximum(counts + (1 if include_self else 0), 1) if wide != jnp.bool_ else counts
+        result = result.astype(x.dtype).astype(wide)
         floats = jnp.issubdtype(wide, jnp.inexact)
         result = result / counts if floats else jnp.floor_divide(result, counts)
     return lax.convert_element_type(result, x.dtype)
@@ -298,7 +299,10 @@ def _rows(x, dim, index, source, how):
 def index_add(out, x, dim, index, source, *, alpha=1):
     if x.dtype == jnp.bool_:
         return _rows(x, dim, index, source & jnp.asarray(alpha, jnp.bool_), "sum")
-    return _rows(x, dim, index, source * lax.convert_element_type(alpha, x.dtype), "sum")
+    # Half precision is rounded after each addition where the CPU does not go through ``scatter_add``.
+    dtype = compute_dtype(x.dtype) if x.ndim > 1 and isinstance(alpha, int) else x.dtype
+    source = (source * lax.convert_element_type(alpha, x.dtype)).astype(dtype)
+    return _rows(x.astype(dtype), dim, index, source, "sum").astype(x.dtype)
 
 
 @lowers(aten.index_copy.default)

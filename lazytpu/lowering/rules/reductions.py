@@ -306,7 +306,7 @@ def cummin(out, x, dim):
 
 @lowers(aten.trace.default)
 def trace(out, x):
-    return lax.reduce_sum(jnp.diagonal(x).astype(out.dtype), (0,))
+    return _finish(out, lax.reduce_sum(jnp.diagonal(x).astype(wide(out.dtype)), (0,)))
 
 
 @lowers(aten.hash_tensor.default)

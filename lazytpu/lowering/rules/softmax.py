@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import torch
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype
+from lazytpu.lowering.rules.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
 
@@ -29,7 +29,10 @@ def softmax(out, x, dim, half_to_float=False):
 @lowers(aten._log_softmax.default)
 def log_softmax(out, x, dim, half_to_float=False):
     y = _shifted(x, dim, compute_dtype(out.dtype))
-    return (y - jnp.log(_sum(jnp.exp(y), dim))).astype(out.dtype)
+    total = _sum(jnp.exp(y), dim)
+    if dim in (-1, x.ndim - 1):  # along the last dimension the CPU keeps the sum and its logarithm in the dtype of x
+        return (y - rounded(jnp.log(rounded(total, out.dtype)), out.dtype)).astype(out.dtype)
+    return (y - jnp.log(total)).astype(out.dtype)
 
 
 @lowers(aten._safe_softmax.default)
