@@ -50,7 +50,6 @@ _TIES = "which of equal values comes first is up to the algorithm; on GPUs and T
 _NAN = "the CPU gives NaN; here the exponential is computed in float32"
 _REST = "the CPU rounds x ** -0.5 twice in the elements that its vectors leave over"
 _GAPS = "the CPU leaves a tensor with gaps in memory, given as out, unwritten"
-_BESSEL = "the CPU is off by 2e-7 about 5.5, this device by 1e-16"
 _OUT_OF_BATCHES = "torch takes Python numbers out of batches on the CPU only"
 
 KNOWN: tuple[Known, ...] = (
@@ -61,7 +60,6 @@ KNOWN: tuple[Known, ...] = (
     Known("narrow_copy", "out", "complex64", _GAPS),
     Known("nn.functional.pixel_unshuffle", "empty", ANY_DTYPE, "the CPU gives a batch of none the shape it had before"),
     Known("_segment_reduce:lengths", "empty", ANY_DTYPE, "recording does not look at the values of the lengths"),
-    Known("special.bessel_j0 special.bessel_y1", "forward, out, strided, vmap", "float64", _BESSEL, rare=True),
     Known("nn.functional.normalize", "backward", "bfloat16", _REST, rare=True),
     Known("linspace:tensor_overload logspace:tensor_overload", "vmap", ANY_DTYPE, _OUT_OF_BATCHES),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import pytest
@@ -96,3 +97,14 @@ def test_lbfgs_in_float64_takes_the_steps_of_the_cpu_and_compiles_in_the_first_a
         ends.append([p.detach().cpu() for p in twin.parameters()])
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-9, atol=1e-9)
     assert compiles[-1] == compiles[-3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_bessel_functions_are_those_of_the_cpu(device: torch.device, dtype: torch.dtype) -> None:
+    edges = [0.0, -0.0, 1e-6, 5.0, -5.0, math.inf, -math.inf, math.nan, 1e3]
+    x = torch.cat([torch.linspace(-12, 40, 801, dtype=dtype), torch.tensor(edges, dtype=dtype)])
+    exactness = (1e-10, 1e-12) if dtype is torch.float64 else (2e-4, 2e-6)
+    for f in (torch.special.bessel_j0, torch.special.bessel_j1, torch.special.bessel_y0, torch.special.bessel_y1):
+        torch.testing.assert_close(
+            f(x.to(device)).cpu(), f(x), rtol=exactness[0], atol=exactness[1], equal_nan=True, msg=str(f)
+        )

@@ -1,14 +1,13 @@
-"""Bessel and Airy functions, which XLA does not have.
+"""Modified and spherical Bessel functions and the Airy function, which XLA does not have.
 
 Near zero they are their power series, farther out Laplace integrals that the trapezoidal rule sums to the last
 digits of float64, as it converges exponentially for integrands that are analytic and fall like exp(-s^2):
 
-    H_n(x) = J_n + i Y_n = sqrt(2 / (pi x)) e^(i (x - n pi/2 - pi/4)) A_n(-1i x)
     K_n(x) = sqrt(pi / (2 x)) e^-x A_n(x)
     A_n(z) = 1 / Gamma(n + 1/2) integral of e^(-s^2) s^(2n) (1 + s^2 / (2 z))^(n - 1/2) ds over the real line
     Ai(x)  = e^-z / pi integral of e^(-sqrt(x) t^2) cos(t^3 / 3) dt over t > 0, with z = 2/3 x^(3/2), x complex
 
-(DLMF 10.32.8 with t = 1 + s^2 / z, 10.27.8 and 9.5.8.)  Everything is computed in float64.
+(DLMF 10.32.8 with t = 1 + s^2 / z, and 9.5.8.)  Everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ aten = torch.ops.aten
 _STEP = 0.2
 _NODES = np.arange(-6.4, 6.4 + _STEP / 2, _STEP)
 _WEIGHTS = _STEP * np.exp(-_NODES * _NODES)
-_NEAR = 5.0  # below it the power series lose fewer than three digits
 _AIRY_NEAR = 4.0
 _TERMS = 30
 _EULER = 0.5772156649015329
@@ -42,55 +40,22 @@ def _laplace(order, z):
     return jnp.sum(weights * (root if order else 1 / root), axis=-1)
 
 
-def _series(order, q, sign):
-    """sum of (sign q)^k / (k! (k+n)!), and the same sum weighted by psi(k+1) + psi(k+n+1)."""
+def _series(order, q):
+    """sum of q^k / (k! (k+n)!), and the same sum weighted by psi(k+1) + psi(k+n+1)."""
     term = jnp.full_like(q, 1.0)
     digammas = 2 * -_EULER + order
     total, weighted = term, term * digammas
     for k in range(1, _TERMS):
-        term = term * (sign * q / (k * (k + order)))
+        term = term * (q / (k * (k + order)))
         digammas += 1 / k + 1 / (k + order)
         total, weighted = total + term, weighted + term * digammas
     return total, weighted
 
 
-def _hankel(order, x):
-    """J_n + i Y_n for x of at least ``_NEAR``."""
-    phase = x - (order / 2 + 0.25) * math.pi
-    wave = lax.complex(lax.cos(phase), lax.sin(phase))
-    return lax.sqrt(2 / (math.pi * x)) * wave * _laplace(order, lax.complex(jnp.zeros_like(x), -x))
-
-
-def _j(order):
-    def bessel_j(x):
-        size = lax.abs(x)
-        small, large = jnp.minimum(size, _NEAR), jnp.clip(size, _NEAR, 1e300)
-        near = (small / 2) ** order * _series(order, small * small / 4, -1)[0]
-        value = jnp.where(size < _NEAR, near, lax.real(_hankel(order, large)))
-        value = jnp.where(size < jnp.inf, value, jnp.nan)  # eager has no limit at infinity either
-        return jnp.where(x < 0, -value, value) if order else value
-
-    return bessel_j
-
-
-def _y(order):
-    def bessel_y(x):
-        small, large = jnp.clip(x, 0, _NEAR), jnp.clip(x, _NEAR, 1e300)
-        total, weighted = _series(order, small * small / 4, -1)
-        near = (small / 2) ** order * (2 * jnp.log(small / 2) * total - weighted) / math.pi
-        if order:
-            near = near - 2 / (math.pi * small)
-        value = jnp.where(x < _NEAR, near, lax.imag(_hankel(order, large)))
-        value = jnp.where(x == 0, -jnp.inf, value)
-        return jnp.where((x >= 0) & (x < jnp.inf), value, jnp.nan)
-
-    return bessel_y
-
-
 def _k(order, scaled):
     def modified_bessel_k(x):
         small, large = jnp.clip(x, 0, 2.0), jnp.clip(x, 2.0, 1e300)
-        total, weighted = _series(order, small * small / 4, 1)
+        total, weighted = _series(order, small * small / 4)
         near = (-1) ** order * (small / 2) ** order * (weighted / 2 - jnp.log(small / 2) * total)
         if order:
             near = near + 1 / small
@@ -145,10 +110,6 @@ lowers_each(
         op: in_float64(fn)
         for op, fn in {
             aten.special_airy_ai.default: _airy,
-            aten.special_bessel_j0.default: _j(0),
-            aten.special_bessel_j1.default: _j(1),
-            aten.special_bessel_y0.default: _y(0),
-            aten.special_bessel_y1.default: _y(1),
             aten.special_modified_bessel_k0.default: _k(0, scaled=False),
             aten.special_modified_bessel_k1.default: _k(1, scaled=False),
             aten.special_scaled_modified_bessel_k0.default: _k(0, scaled=True),
