@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -147,3 +149,29 @@ def test_views_past_the_limit_are_forgotten(device: torch.device, monkeypatch: p
     assert x.tolist() == expected.tolist()
     assert [p.tolist() for p in parts[:9]] == [expected[i : i + 3].tolist() for i in range(9)]
     assert len(x._s.layout.by_geometry) <= 8 and len(x._s.layout.children) <= 8
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="collects in small parts")
+def test_pythons_collections_come_between_steps(device: torch.device) -> None:
+    """In the middle of a step they would take its tensors for old objects, and those bring on full collections."""
+    x = torch.ones(2).to(device)
+    within: list[bool] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 1:
+            within.append(bool(trace.inputs))
+
+    def step() -> None:
+        held = [x + 1 for _ in range(400)]  # some 2,000 objects, three collections of generation 0
+        del held
+        lazytpu.mark_step()
+
+    for _ in range(20):
+        step()
+    gc.callbacks.append(note)
+    try:
+        for _ in range(40):
+            step()
+    finally:
+        gc.callbacks.remove(note)
+    assert len(within) >= 5 and sum(within) <= 1, within

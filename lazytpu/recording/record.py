@@ -22,6 +22,7 @@ from lazytpu.ir import site
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Number, Value, trace
 from lazytpu.recording import promote
+from lazytpu.recording.collecting import collect_before_step
 from lazytpu.recording.infer import infer
 from lazytpu.recording.schema import ABSENT, Op, aten, op_of
 from lazytpu.reporting import events
@@ -81,6 +82,8 @@ def _load_storage(storage: Storage, step: int) -> Value:
         commit({storage: value}, step)
         return value  # type: ignore[no-any-return]
     trace.refuse_if_closed()
+    if not trace.inputs:
+        collect_before_step()
     inputs, entry = trace.inputs, (storage, storage.buffer, storage.shared)
     inputs.append(entry)
     index = len(inputs) - 1
