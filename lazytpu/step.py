@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from operator import itemgetter
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -54,19 +55,21 @@ def live_storages() -> list[Storage]:
 
     Somebody holds a storage when its reference count is above that of one only the lists here refer to.
     """
-    step = trace.recorded_step
-    counted = [(s, sys.getrefcount(s)) for s in trace.pending if s.step == step]
-    held = [(s, n) for s, n in counted if n > _UNHELD]
-    if [s for s, n in held if n <= _UNHELD + 2]:  # perhaps only the list of inputs holds it
-        inputs = Counter([id(entry[0]) for entry in trace.inputs])
-        held = [(s, n) for s, n in held if n > _UNHELD + inputs[id(s)]]
-    return list(dict.fromkeys([s for s, _ in held]))  # a cut in the middle of a write may have left one twice
+    step, pending = trace.recorded_step, trace.pending
+    counts = list(map(getrefcount, pending))  # before `zip` refers to them, too
+    held = [(s, n) for s, n in zip(pending, counts, strict=True) if n > _UNHELD and s.step == step]
+    inputs = Counter(map(id, map(_storage_of, trace.inputs)))  # each entry holds its storage, too
+    live = [s for s, n in held if n > _UNHELD + inputs.get(id(s), 0)]
+    return list(dict.fromkeys(live))  # a cut in the middle of a write may have left one twice
+
+
+_storage_of, _buffer_of = itemgetter(0), itemgetter(1)  # of an entry of the list of inputs
 
 
 def _calibrate() -> int:
     """References to a storage that only ``pending`` holds, as `live_storages` counts them."""
     pending = [new_storage(None)]  # type: ignore[arg-type]
-    return [(s, sys.getrefcount(s)) for s in pending][0][1]
+    return next(map(getrefcount, pending))
 
 
 _UNHELD = _calibrate()
@@ -229,18 +232,16 @@ def _donated(live: list[Storage]) -> tuple[tuple[Value, ...], list[Value]]:
 
     These are buffers of storages that were overwritten or have died, unless someone else holds them.
     """
-    step = trace.recorded_step
+    step, inputs = trace.recorded_step, trace.inputs
     kept = {s.value for s in live if s.value.node is None}
-    owners: dict[int, int] = {}
-    for _, buffer, _ in trace.inputs:
-        owners[id(buffer)] = owners.get(id(buffer), 0) + 1
+    buffers = list(map(id, map(_buffer_of, inputs)))
+    shared_ones = {b for b, n in Counter(buffers).items() if n > 1} if len(set(buffers)) < len(buffers) else ()
     donated, overwriting, others = [], [], []
-    for index, (storage, buffer, shared) in enumerate(trace.inputs):
-        if shared or storage.shared or owners[id(buffer)] > 1:
+    for index, (storage, buffer, shared) in enumerate(inputs):
+        if shared or storage.shared or buffers[index] in shared_ones:
             continue
         overwritten = storage.step == step and storage.value.node is not None
-        replaced = storage.buffer is not buffer
-        if overwritten or replaced:
+        if overwritten or storage.buffer is not buffer:
             value = trace.input_value(index, storage.layout)
             if value not in kept:
                 if overwritten:

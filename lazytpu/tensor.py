@@ -37,6 +37,9 @@ class _FindCell:
         return self if tensor is None else adopt(tensor)
 
 
+_grad_of = _Tensor.grad.__get__
+
+
 class LazyTensor(torch.Tensor):
     """A tensor on the lazy device.
 
@@ -68,7 +71,8 @@ class LazyTensor(torch.Tensor):
 
     @property
     def grad(self) -> Any:
-        return lazy(_Tensor.grad.__get__(self))
+        grad = _grad_of(self)
+        return grad if grad is None or type(grad) is LazyTensor else lazy(grad)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
