@@ -101,7 +101,6 @@ HALF: dict[str, tuple[tuple[int, ...], Case]] = {
     "numbers added up": ((300,), lambda x: x[:3].index_add(0, thirds(x), x)),
     "scattered": ((300,), lambda x: x[:3].scatter_add(0, thirds(x), x)),
     "means of what is scattered": ((300,), lambda x: x[:3].scatter_reduce(0, thirds(x), x, "mean")),
-    "trace": ((300, 300), torch.trace),
     "logarithms of shares": ((40, 30), lambda x: torch.stack([x.log_softmax(1), x.log_softmax(0)])),
     "histogram": ((200,), lambda x: x.histc(30, -4, 5)),
     "widely padded transposed convolution": (
@@ -164,6 +163,16 @@ def test_gradients_of_half_precision(dtype: torch.dtype, device: torch.device) -
     lazytpu.mark_step()
     for name, (_, case) in GRADIENTS.items():
         torch.testing.assert_close(ours[name].cpu(), gradient(case, given[name]), **EXACT, msg=name)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_trace_of_half_precision(dtype: torch.dtype, device: torch.device) -> None:
+    x = numbers(300, 300).to(dtype)
+    try:
+        want = x.trace()
+    except NotImplementedError:
+        pytest.skip("this torch has it in no half precision")
+    assert torch.equal(x.to(device).trace().cpu(), want)
 
 
 def test_images_of_bytes(device: torch.device) -> None:

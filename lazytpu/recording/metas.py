@@ -61,8 +61,28 @@ def _multinomial(
     return probabilities.new_empty((*probabilities.shape[:-1], num_samples), dtype=torch.int64)
 
 
+def _attention_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    *rest: object,
+    **options: object,
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of query, key, value and bias, each like what it is of."""
+    return tuple([None if x is None else torch.empty_like(x) for x in (query, key, value, attn_bias)])
+
+
+_ATTENTION_BACKWARD = "_scaled_dot_product_fused_attention_overrideable_backward"
+
+
 def register() -> None:
     """Gives torch these kernels."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(
+        f"aten::{_ATTENTION_BACKWARD}", "Meta"
+    ):  # torch 2.10 and 2.11
+        _library.impl(_ATTENTION_BACKWARD, _attention_backward, "Meta")
     _library.impl("_thnn_fused_lstm_cell", _lstm_cell, "Meta", allow_override=True)
     _library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta", allow_override=True)
     _library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta", allow_override=True)
