@@ -57,6 +57,11 @@ def linalg_householder_product(out, a, tau):
 
 @lowers(aten.ormqr.default)
 def ormqr(out, a, tau, c, left=True, transpose=False):
+    if not hasattr(lax.linalg, "ormqr"):  # jax 0.9
+        missing = [(0, 0, 0)] * (a.ndim - 1) + [(0, a.shape[-2] - a.shape[-1], 0)]
+        q = lax.linalg.householder_product(lax.pad(a, jnp.zeros((), a.dtype), missing), tau)
+        q = adjoint(q) if transpose else q
+        return q @ c if left else c @ q
     return lax.linalg.ormqr(a, tau, c, left=left, transpose=transpose)
 
 

@@ -1,5 +1,7 @@
 """Linear systems: triangular, Cholesky and LU solves, inverses, determinants, least squares."""
 
+import functools
+
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -70,11 +72,23 @@ def _is_vector(a, b):
     return b.ndim == 1 or b.shape == a.shape[:-1]
 
 
-@lowers(aten._linalg_solve_ex.default)
-def linalg_solve_ex(out, a, b, *, left=True, check_errors=False):
-    lu, pivots, info = linalg_lu_factor_ex(None, a)
+@functools.cache
+def _solve_transposes():
+    """Whether this torch's ``solve`` factors the transpose of a contiguous real matrix, which its gradient then expects.
+
+    Torch 2.10 does.
+    """
+    a = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
+    return not torch.equal(aten._linalg_solve_ex.default(a, a)[1], torch.linalg.lu_factor(a)[0])
+
+
+@lowers(aten._linalg_solve_ex.default, strided=True)
+def linalg_solve_ex(out, a, b, *, left=True, check_errors=False, contiguous=True):
+    transposed = contiguous and not jnp.iscomplexobj(a) and _solve_transposes()
+    lu, pivots, info = linalg_lu_factor_ex(None, a.mT if transposed else a)
     vector = _is_vector(a, b)
-    solution = linalg_lu_solve(None, lu, pivots, b[..., None] if vector else b, left=left or vector)
+    rhs = b[..., None] if vector else b
+    solution = linalg_lu_solve(None, lu, pivots, rhs, left=left or vector, adjoint=transposed)
     return solution[..., 0] if vector else solution, lu, pivots, info
 
 

@@ -28,9 +28,13 @@ def softmax(out, x, dim, half_to_float=False):
 
 @lowers(aten._log_softmax.default)
 def log_softmax(out, x, dim, half_to_float=False):
-    y = _shifted(x, dim, compute_dtype(out.dtype))
+    dtype = compute_dtype(out.dtype)
+    y = _shifted(x, dim, dtype)
     total = _sum(jnp.exp(y), dim)
-    if dim in (-1, x.ndim - 1):  # along the last dimension the CPU keeps the sum and its logarithm in the dtype of x
+    if dtype != out.dtype and dim in (
+        -1,
+        x.ndim - 1,
+    ):  # there the CPU keeps the sum and its logarithm in half precision
         return (y - rounded(jnp.log(rounded(total, out.dtype)), out.dtype)).astype(out.dtype)
     return (y - jnp.log(total)).astype(out.dtype)
 
