@@ -74,10 +74,7 @@ def _is_vector(a, b):
 
 @functools.cache
 def _solve_transposes():
-    """Whether this torch's ``solve`` factors the transpose of a contiguous real matrix, which its gradient then expects.
-
-    Torch 2.10 does.
-    """
+    """Whether ``solve`` factors the transpose of a contiguous real matrix, as its gradient expects in torch 2.10."""
     a = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
     return not torch.equal(aten._linalg_solve_ex.default(a, a)[1], torch.linalg.lu_factor(a)[0])
 

@@ -34,7 +34,7 @@ def log_softmax(out, x, dim, half_to_float=False):
     if dtype != out.dtype and dim in (
         -1,
         x.ndim - 1,
-    ):  # there the CPU keeps the sum and its logarithm in half precision
+    ):  # the CPU rounds the sum and its logarithm there
         return (y - rounded(jnp.log(rounded(total, out.dtype)), out.dtype)).astype(out.dtype)
     return (y - jnp.log(total)).astype(out.dtype)
 
