@@ -8,8 +8,8 @@ it is run at the step's first op instead, when what the last step left behind is
 
 from __future__ import annotations
 
-import gc
 import sys
+from gc import collect, get_count, get_threshold, isenabled
 
 _IN_PARTS = sys.version_info >= (3, 14)  # there the collector goes through a small part of all objects at a time
 _before = _a_step = 0  # collections of generation 0 since the last one of generation 1: at the last call, and by a step
@@ -18,10 +18,10 @@ _before = _a_step = 0  # collections of generation 0 since the last one of gener
 def collect_before_step() -> None:
     """Runs a collection of generations 0 and 1 that would otherwise come in the middle of a step like the last one."""
     global _before, _a_step
-    count = gc.get_count()[1]
+    count = get_count()[1]
     if count >= _before:
         _a_step = count - _before
-    if count + _a_step > gc.get_threshold()[1] and gc.isenabled() and not _IN_PARTS:
-        gc.collect(1)
+    if count + _a_step > get_threshold()[1] and isenabled() and not _IN_PARTS:
+        collect(1)
         count = 0
     _before = count
