@@ -101,7 +101,7 @@ def _found(key: str, device: Any) -> tuple[Found | None, int]:
     """What is kept under a key, and its size; nothing where anything is wrong, which `cache.load` will tell."""
     try:
         facts, data = cache.read(key)
-        return (facts, serialized.deserialized(data, device)), len(data)
+        return (facts, serialized.deserialized(facts, data, device)), len(data)
     except Exception:  # XLA's own classes among them
         return None, 0
 

@@ -31,12 +31,15 @@ from lazytpu.lowering.provenance import sources_digest
 core: Any
 pxla: Any
 xla_client: Any
+lapack: Any
 try:
-    core, pxla, xla_client = map(
-        importlib.import_module, ("jax._src.core", "jax._src.interpreters.pxla", "jaxlib.xla_client")
+    core, pxla, xla_client, lapack = map(
+        importlib.import_module, ("jax._src.core", "jax._src.interpreters.pxla", "jaxlib.xla_client", "jaxlib.lapack")
     )
 except ImportError:  # a jax that has moved them: nothing is kept on disk
-    core = pxla = xla_client = None
+    core = pxla = xla_client = lapack = None
+
+_LAPACK = 'custom_call_target="lapack_'
 
 # Settings that leave the programs as they are.
 _IRRELEVANT = frozenset(
@@ -167,15 +170,22 @@ def dump(compiled: jax.stages.Compiled) -> tuple[dict[str, Any], bytes] | None:
             return None
         outputs = [[list(a.shape), str(a.dtype), bool(a.weak_type)] for a in parts["output_avals"]]
         facts = {"kept": sorted(parts["kept_var_idx"]), "outputs": outputs, "name": parts["name"]}
-        if ends_soon(compiled):
+        text = "".join(module.to_string() for module in parts["xla_executable"].hlo_modules())
+        facts["lapack"] = _LAPACK in text
+        if ends_soon(compiled, text):
             facts["warm_up"] = [[list(a.shape), str(a.dtype)] for a in parts["input_avals"]]
         return facts, parts["xla_executable"].serialize()
     except (AttributeError, KeyError, NotImplementedError, jax.errors.JaxRuntimeError):
         return None  # of a platform that serializes nothing, or of an unknown jax
 
 
-def deserialized(data: bytes, device: jax.Device) -> Any:
-    """XLA's executable of the bytes it made of one; Python goes on meanwhile in other threads."""
+def deserialized(facts: dict[str, Any], data: bytes, device: jax.Device) -> Any:
+    """XLA's executable of the bytes it made of one; Python goes on meanwhile in other threads.
+
+    jax finds the functions of LAPACK when it lowers a call of one, and a program that is called without crashes.
+    """
+    if facts.get("lapack", True):
+        lapack.prepare_lapack_call("getrf", np.dtype("float32"))
     return device.client.deserialize_executable(data, executable_devices=xla_client.DeviceList((device,)))
 
 
@@ -203,7 +213,7 @@ def load(
             core.ShapedArray(tuple(shape), jax.numpy.dtype(dtype), weak_type=weak)
             for shape, dtype, weak in facts["outputs"]
         ]
-        executable = deserialized(made, device) if isinstance(made, bytes) else made
+        executable = deserialized(facts, made, device) if isinstance(made, bytes) else made
         sharding = jax.sharding.SingleDeviceSharding(device)
         parts: dict[str, Any] = {
             **_NOTHING,
