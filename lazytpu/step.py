@@ -234,11 +234,10 @@ def _donated(live: list[Storage]) -> tuple[tuple[Value, ...], list[Value]]:
     """
     step, inputs = trace.recorded_step, trace.inputs
     kept = {s.value for s in live if s.value.node is None}
-    buffers = list(map(id, map(_buffer_of, inputs)))
-    shared_ones = {b for b, n in Counter(buffers).items() if n > 1} if len(set(buffers)) < len(buffers) else ()
+    owners = Counter(map(id, map(_buffer_of, inputs)))
     donated, overwriting, others = [], [], []
     for index, (storage, buffer, shared) in enumerate(inputs):
-        if shared or storage.shared or buffers[index] in shared_ones:
+        if shared or storage.shared or owners[id(buffer)] > 1:
             continue
         overwritten = storage.step == step and storage.value.node is not None
         if overwritten or storage.buffer is not buffer:

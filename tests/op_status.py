@@ -53,9 +53,7 @@ _GAPS = "the CPU leaves a tensor with gaps in memory, given as out, unwritten"
 _OUT_OF_BATCHES = "torch takes Python numbers out of batches on the CPU only"
 
 KNOWN: tuple[Known, ...] = (
-    Known(
-        "matrix_exp", "forward", "bfloat16 float16", "the CPU gives NaN; here the exponential is computed in float32"
-    ),
+    Known("matrix_exp", "forward", "bfloat16 float16", _NAN),
     Known("nn.functional.gelu nn.functional.avg_pool3d narrow_copy", "out", "float32", _GAPS),
     Known("narrow_copy", "out", "complex64", _GAPS),
     Known("nn.functional.pixel_unshuffle", "empty", ANY_DTYPE, "the CPU gives a batch of none the shape it had before"),

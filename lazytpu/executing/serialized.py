@@ -169,11 +169,12 @@ def dump(compiled: jax.stages.Compiled) -> tuple[dict[str, Any], bytes] | None:
         if not _known_parts() >= {*parts} or len(parts["device_list"]) != 1:
             return None
         outputs = [[list(a.shape), str(a.dtype), bool(a.weak_type)] for a in parts["output_avals"]]
-        facts = {"kept": sorted(parts["kept_var_idx"]), "outputs": outputs, "name": parts["name"]}
-        text = "".join(module.to_string() for module in parts["xla_executable"].hlo_modules())
-        facts["lapack"] = _LAPACK in text
-        if ends_soon(compiled, text):
-            facts["warm_up"] = [[list(a.shape), str(a.dtype)] for a in parts["input_avals"]]
+        facts = {"kept": sorted(parts["kept_var_idx"]), "outputs": outputs, "name": parts["name"], "lapack": False}
+        if parts["backend"].platform == "cpu":  # the others have neither LAPACK nor anything to plan in a first run
+            text = "".join(module.to_string() for module in parts["xla_executable"].hlo_modules())
+            facts["lapack"] = _LAPACK in text
+            if ends_soon(compiled, text):
+                facts["warm_up"] = [[list(a.shape), str(a.dtype)] for a in parts["input_avals"]]
         return facts, parts["xla_executable"].serialize()
     except (AttributeError, KeyError, NotImplementedError, jax.errors.JaxRuntimeError):
         return None  # of a platform that serializes nothing, or of an unknown jax

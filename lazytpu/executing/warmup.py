@@ -27,8 +27,6 @@ def ends_soon(compiled: jax.stages.Compiled, text: str) -> bool:
     Args:
         text: its HLO.
     """
-    if jax.devices()[0].platform != "cpu":  # elsewhere there is nothing to plan
-        return False
     trips = [int(n) for n in _TRIPS.findall(text)]
     if len(trips) != len(_LOOP.findall(text)):
         return False

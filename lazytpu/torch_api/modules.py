@@ -3,6 +3,8 @@
 Torch moves a parameter to a GPU by pointing the same object at new memory, so tied weights stay tied and an
 optimizer made before the move goes on working.  For other devices it makes new parameters instead.  Here
 the parameter is swapped in place (``torch.utils.swap_tensors``), which gives what the GPU gives.
+
+And one choice that a module of torch makes by the name of its device is the one for the CPU.
 """
 
 from __future__ import annotations

@@ -226,14 +226,14 @@ def _by_element(elements, spatial, grid, mode, padding, align_corners, r):
     return sum(r(r(values[j][i] * rows[j]) * columns[i]) for j in range(4) for i in range(4))
 
 
-def _gradient_of_x(out, grad, grid, *how):
+def _gradient_of_x(out, grad, grid, mode, *how):
     """What is added to each element of the input, point by point, in the CPU's order: it rounds after each addition.
 
     For images it takes as many points together as a vector holds, the first element of all before the second.
     """
     spatial, grad = out.shape[2:], grad.reshape(*out.shape[:2], -1)
-    reads, points = {NEAREST: 1, BICUBIC: 16}.get(how[0], 2 ** len(spatial)), grad.shape[2]
-    places = []
+    reads, points = {NEAREST: 1, BICUBIC: 16}.get(mode, 2 ** len(spatial)), grad.shape[2]
+    sampled, places = _by_element if mode == BICUBIC else _sample, []
 
     def sample(values):
         values = iter(values)
@@ -242,14 +242,12 @@ def _gradient_of_x(out, grad, grid, *how):
             places.append(at)
             return next(values)
 
-        return (
-            _by_element(elements, spatial, grid, *how) if how[0] == BICUBIC else _sample(elements, spatial, grid, *how)
-        )
+        return sampled(elements, spatial, grid, mode, *how)
 
     _, pull = jax.vjp(sample, [jnp.zeros_like(grad)] * reads)
     given, at = jnp.stack(pull(grad)[0], 2), jnp.stack(places, 2)  # [batch, channel, read, point]
     together, size = _POINTS_TOGETHER if len(spatial) == 2 else 1, math.prod(spatial)
-    if how[0] == BICUBIC:  # column by column
+    if mode == BICUBIC:  # column by column
         given, at = (jnp.swapaxes(x.reshape(*x.shape[:2], 4, 4, -1), 2, 3).reshape(x.shape) for x in (given, at))
 
     def in_order(x, fill):

@@ -13,7 +13,7 @@ import torch
 from jax import lax
 
 from ..registry import lowers
-from .operands import cast, compute_dtype
+from .operands import cast, compute_dtype, rounded
 from .shape import axis_of
 
 aten = torch.ops.aten
@@ -257,7 +257,7 @@ def _reduced_into(x, how, include_self, scatter):
     result = scatter(start, None, how)
     if how == "mean":
         counts = jnp.maximum(counts + (1 if include_self else 0), 1) if wide != jnp.bool_ else counts
-        result = result.astype(x.dtype).astype(wide)
+        result = rounded(result, x.dtype)
         floats = jnp.issubdtype(wide, jnp.inexact)
         result = result / counts if floats else jnp.floor_divide(result, counts)
     return lax.convert_element_type(result, x.dtype)
@@ -299,7 +299,8 @@ def _rows(x, dim, index, source, how):
 def index_add(out, x, dim, index, source, *, alpha=1):
     if x.dtype == jnp.bool_:
         return _rows(x, dim, index, source & jnp.asarray(alpha, jnp.bool_), "sum")
-    # Half precision is rounded after each addition where the CPU does not go through ``scatter_add``.
+    # Half precision is rounded after each addition but for rows without ``alpha`` (then it is the default, an int), for
+    # which the CPU takes ``scatter_add``.
     dtype = compute_dtype(x.dtype) if x.ndim > 1 and isinstance(alpha, int) else x.dtype
     source = (source * lax.convert_element_type(alpha, x.dtype)).astype(dtype)
     return _rows(x.astype(dtype), dim, index, source, "sum").astype(x.dtype)

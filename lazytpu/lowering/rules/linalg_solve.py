@@ -1,7 +1,5 @@
 """Linear systems: triangular, Cholesky and LU solves, inverses, determinants, least squares."""
 
-import functools
-
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -10,6 +8,9 @@ from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.linalg_factor import adjoint, diagonal, linalg_lu_factor_ex, permutation
 
 aten = torch.ops.aten
+
+# There ``solve`` gives the factors of the transpose of a contiguous real matrix, and its gradient expects them.
+_SOLVE_TRANSPOSES = torch.__version__ < "2.11"  # compared as a version, not as text
 
 
 def _broadcast(*matrices):
@@ -72,16 +73,9 @@ def _is_vector(a, b):
     return b.ndim == 1 or b.shape == a.shape[:-1]
 
 
-@functools.cache
-def _solve_transposes():
-    """Whether ``solve`` factors the transpose of a contiguous real matrix, as its gradient expects in torch 2.10."""
-    a = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
-    return not torch.equal(aten._linalg_solve_ex.default(a, a)[1], torch.linalg.lu_factor(a)[0])
-
-
 @lowers(aten._linalg_solve_ex.default, strided=True)
 def linalg_solve_ex(out, a, b, *, left=True, check_errors=False, contiguous=True):
-    transposed = contiguous and not jnp.iscomplexobj(a) and _solve_transposes()
+    transposed = contiguous and not jnp.iscomplexobj(a) and _SOLVE_TRANSPOSES
     lu, pivots, info = linalg_lu_factor_ex(None, a.mT if transposed else a)
     vector = _is_vector(a, b)
     rhs = b[..., None] if vector else b

@@ -224,7 +224,8 @@ def _avg_pool(n):
         divisor = _divisors(out.shape[-n:], sizes, kernel, stride, padding, count_include_pad, divisor_override)
         dtype = compute_dtype(grad.dtype)
         share = grad.astype(dtype) / jnp.asarray(divisor, dtype)
-        if dtype != out.dtype and 1 < math.prod(kernel) <= MOST_ROUNDINGS:
+        overlap = any(k > s for k, s in zip(kernel, stride, strict=True))
+        if dtype != out.dtype and overlap and math.prod(kernel) <= MOST_ROUNDINGS:
             return _shares_rounded(rounded(share, out.dtype), out, kernel, stride, padding)
         wide = jax.ShapeDtypeStruct(out.shape, dtype)
         spread = jax.linear_transpose(lambda x: _window_sum(x, sizes, kernel, stride, padding), wide)
