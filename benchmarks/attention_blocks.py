@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import lazytpu
 from benchmarks.page import RESULTS, machine, save
 from benchmarks.timing import best_ms
-from lazytpu.reporting import events
+from lazytpu.diagnosis import events
 
 SHAPES = [  # batch, heads, queries and keys, width, causal
     (16, 4, 128, 64, True),

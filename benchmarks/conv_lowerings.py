@@ -2,7 +2,7 @@
 
 For every convolution of the model (batch included) and each of its three products (forward, gradient
 of the input, gradient of the weight): eager torch, XLA's own convolution, and the matrix products of
-``lazytpu.lowering.rules.conv_matmul``, in milliseconds, the best of many runs; the last line is the
+``lazytpu.lowering.support.conv_matmul``, in milliseconds, the best of many runs; the last line is the
 sum over the model.  Which lowering the rules choose follows from these numbers, which ``--json`` keeps.
 """
 
@@ -16,7 +16,7 @@ from jax import lax
 
 from benchmarks.page import RESULTS, machine, save
 from benchmarks.timing import best_ms
-from lazytpu.lowering.rules import conv_matmul
+from lazytpu.lowering.support import conv_matmul
 
 # images, in channels, length of each side, out channels, kernel, stride, padding, how often in the model
 SHAPES = {

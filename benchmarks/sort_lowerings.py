@@ -25,8 +25,8 @@ from jax import lax
 from benchmarks.page import RESULTS, machine, save
 from benchmarks.timing import best_ms
 from lazytpu.lowering.registry import lowering_for
-from lazytpu.lowering.rules.sort_keys import order_key, places_as_introsort
 from lazytpu.lowering.rules.sorting import sorted_pair
+from lazytpu.lowering.support.sort_keys import order_key, places_as_introsort
 
 SHAPES = ((1000,), (32, 1000), (8, 32000), (1_000_000,))
 DTYPES = ("float32", "float64", "int64")

@@ -216,7 +216,7 @@ def summary(args: argparse.Namespace, steps: int, total_s: float, mark_step: Tim
     text = f"{steps} training steps in {total_s:.1f} s"
     if args.device == "cpu":
         return text
-    from lazytpu import metrics
+    from lazytpu.observe import metrics
 
     seconds = {name: total for name, (_, total) in metrics.timers().items()}
     compile_s = seconds.get("lower", 0.0) + seconds.get("compile", 0.0)

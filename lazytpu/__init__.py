@@ -9,36 +9,40 @@ print(lazytpu.ir_text(y))                # the graph so far
 print(y)                                 # cut, lowered to HLO, compiled, run
 """
 
-from lazytpu.torch_api import versions
+from lazytpu.torch_backend import versions
 
 versions.check()  # before anything private of torch or jax is touched
 
-from lazytpu import cache, debug, export, lowering, metrics, profiler
+from lazytpu import debug, export, lowering
 from lazytpu.config import config
+from lazytpu.debug import profiler
 from lazytpu.debug.dump import dump as _dump
 from lazytpu.debug.explain import explain
 from lazytpu.debug.inspect import hlo_text, ir_dot, ir_text, stablehlo_text
-from lazytpu.device import device, device_count, is_available, register
-from lazytpu.dynamo import backend as _backend
-from lazytpu.dynamo import hooks as _hooks
-from lazytpu.executing import pages
-from lazytpu.executing.runtime import platform
+from lazytpu.diagnosis import events
+from lazytpu.dispatch.pace import register as _register_pace
+from lazytpu.dispatch.registration import register
 from lazytpu.export.package import load_package as load
-from lazytpu.interop import arrays as _arrays
-from lazytpu.interop import call as _call
-from lazytpu.interop.arrays import from_jax, to_jax
-from lazytpu.interop.call import call_jax
-from lazytpu.interop.module import as_jax_function
-from lazytpu.jit import jit
-from lazytpu.loader import DeviceLoader
-from lazytpu.replaying.compile import compile
-from lazytpu.reporting import events
-from lazytpu.reporting.pace import register as _register_pace
-from lazytpu.scanning.scan import scan_layers
-from lazytpu.step import mark_step, wait
-from lazytpu.torch_api import default_dtype
+from lazytpu.frontends.dynamo import backend as _backend
+from lazytpu.frontends.dynamo import hooks as _hooks
+from lazytpu.frontends.jax import arrays as _arrays
+from lazytpu.frontends.jax import call as _call
+from lazytpu.frontends.jax.arrays import from_jax, to_jax
+from lazytpu.frontends.jax.call import call_jax
+from lazytpu.frontends.jax.module import as_jax_function
+from lazytpu.frontends.jit import jit
+from lazytpu.frontends.loader import DeviceLoader
+from lazytpu.frontends.replay.compile import compile
+from lazytpu.frontends.scan.scan import scan_layers
+from lazytpu.observe import metrics
+from lazytpu.runtime.client import platform
+from lazytpu.runtime.disk_cache import store as cache
+from lazytpu.runtime.host import malloc
+from lazytpu.torch_backend import default_dtype
+from lazytpu.torch_backend.device import device, device_count, is_available
+from lazytpu.tracing.step import mark_step, wait
 
-pages.share_heap()
+malloc.share_heap()
 register()
 _register_pace()
 _arrays.register()

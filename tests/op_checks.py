@@ -18,8 +18,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import lazytpu
-from lazytpu import step
 from lazytpu.errors import LazyTPUError
+from lazytpu.tracing import step
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -15,8 +15,8 @@ from aliasing_programs import ACTIONS, Program
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lazytpu import step
-from lazytpu.reporting import events
+from lazytpu.diagnosis import events
+from lazytpu.tracing import step
 
 FORGET_EVERY = 100  # programs: each compiles graphs of its own, and a few thousand of those fill the memory
 done = count(1)

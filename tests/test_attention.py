@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import lazytpu
-from lazytpu import step
 from lazytpu.config import config
-from lazytpu.lowering.rules import attention_blocks
-from lazytpu.reporting import events
+from lazytpu.diagnosis import events
+from lazytpu.lowering.support import attention_blocks
+from lazytpu.tracing import step
 
 BIASES = {
     "none": lambda b, h, t, s: None,

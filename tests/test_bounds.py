@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 
 import lazytpu
-from lazytpu import metrics, step
+from lazytpu.diagnosis import events
 from lazytpu.errors import OutOfBoundsError
-from lazytpu.executing import bounds
-from lazytpu.reporting import events
+from lazytpu.observe import metrics
+from lazytpu.runtime import index_checks
+from lazytpu.tracing import step
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def checks() -> Iterator[None]:
     lazytpu.config.check_bounds = True
     yield
     lazytpu.config.check_bounds = False
-    bounds._reports.clear()
+    index_checks._reports.clear()
 
 
 def put(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
@@ -208,7 +209,7 @@ def test_training_step(device: torch.device) -> None:
         return loss.detach()
 
     losses = [train([0, k % 4]) for k in range(20)]
-    assert len(bounds._reports) < 20  # those that are done and good are forgotten
+    assert len(index_checks._reports) < 20  # those that are done and good are forgotten
     assert losses[16].item() < losses[0].item()  # of the same tokens
     compiles = metrics.counter("compile")
     bad = train([0, 4])
@@ -267,7 +268,7 @@ def test_off_there_is_nothing_in_the_graph(device: torch.device) -> None:
     graph = events.compilations[-1].graph
     assert not graph.checked
     assert y.tolist() == [0.25, 2.25]
-    assert not bounds._reports
+    assert not index_checks._reports
 
 
 def test_replayed_steps_are_checked(device: torch.device) -> None:

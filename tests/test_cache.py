@@ -23,11 +23,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lazytpu
-from lazytpu import cache, metrics, step
 from lazytpu.config import config
-from lazytpu.executing import compiling, runtime, serialized
-from lazytpu.lowering import provenance, registry
-from lazytpu.reporting import events
+from lazytpu.diagnosis import events
+from lazytpu.lowering import registry
+from lazytpu.observe import metrics
+from lazytpu.runtime import client, compiler
+from lazytpu.runtime.disk_cache import provenance, serialized, store
+from lazytpu.tracing import step
 
 ROOT = Path(__file__).parents[1]
 KEY = "0" * 64
@@ -41,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place = tmp_path / "cache"
     for name, value in (("disk_cache", True), ("disk_cache_dir", str(place))):
         monkeypatch.setattr(config, name, value)
-    monkeypatch.setattr(cache, "_told", set())
+    monkeypatch.setattr(store, "_told", set())
     lazytpu.wait()
     step.forget()
     metrics.reset()
@@ -63,7 +65,7 @@ def train(steps: int = 3) -> list[float]:
         optimizer.step()
         lazytpu.mark_step()
         losses.append(loss.item())
-    compiling.settle()
+    compiler.settle()
     return losses
 
 
@@ -126,7 +128,7 @@ def test_results_have_their_dtypes(folder: Path, dtype: torch.dtype) -> None:
         x = torch.ones(2, 3, dtype=dtype).to(lazytpu.device())
         results = [x.reshape(3, 2), torch.empty(0, 2, dtype=dtype, device=lazytpu.device()), (x == x).any()]
         lazytpu.mark_step()
-        compiling.settle()
+        compiler.settle()
         return [r.cpu() for r in results]
 
     first = run()
@@ -209,7 +211,7 @@ def test_processes_that_start_together(tmp_path: Path) -> None:
 def _write_often(place: str, seed: int, n: int) -> None:
     config.disk_cache, config.disk_cache_dir = True, place
     for i in range(n):
-        cache.store(KEY, {"writer": seed}, bytes([seed]) * (1000 + 7919 * i % 50_000))
+        store.store(KEY, {"writer": seed}, bytes([seed]) * (1000 + 7919 * i % 50_000))
 
 
 def test_writers_and_readers_of_one_key(folder: Path) -> None:
@@ -219,7 +221,7 @@ def test_writers_and_readers_of_one_key(folder: Path) -> None:
         writer.start()
     seen = 0
     while any(writer.is_alive() for writer in writers):
-        found = cache.load(KEY)
+        found = store.load(KEY)
         if found is not None:
             header, payload = found
             assert {*payload} == {header["writer"]}
@@ -241,16 +243,16 @@ def test_a_writer_that_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         time.sleep(0.01)
     writer.kill()
     writer.join()
-    found = cache.load(KEY)
+    found = store.load(KEY)
     assert found is not None and {*found[1]} == {3}
     left = folder / ".left.123.abc.tmp"
     left.write_bytes(b"half of a program")
     os.utime(left, (0, 0))
-    cache.store(KEY, {}, b"x")
+    store.store(KEY, {}, b"x")
     assert not left.exists()
     recent = folder / ".left.124.abc.tmp"
     recent.write_bytes(b"somebody writes this now")
-    cache.store(KEY, {}, b"x")
+    store.store(KEY, {}, b"x")
     assert recent.exists()
 
 
@@ -260,7 +262,7 @@ def test_a_writer_that_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_anywhere_is_noticed(folder: Path, data: st.DataObject) -> None:
-    cache.store(KEY, {"a": 1}, random.Random(0).randbytes(300))
+    store.store(KEY, {"a": 1}, random.Random(0).randbytes(300))
     path = folder / f"{KEY}.lazytpu"
     whole = path.read_bytes()
     if data.draw(st.booleans()):
@@ -271,10 +273,10 @@ def test_damage_anywhere_is_noticed(folder: Path, data: st.DataObject) -> None:
         damaged = whole[: data.draw(st.integers(0, len(whole) - 1))]
     path.write_bytes(damaged)
     before = metrics.counter("disk_rejected")
-    assert cache.load(KEY) is None
+    assert store.load(KEY) is None
     assert metrics.counter("disk_rejected") == before + 1
     path.write_bytes(whole)
-    assert cache.load(KEY) is not None
+    assert store.load(KEY) is not None
 
 
 def test_damaged_programs_are_compiled_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -293,9 +295,9 @@ def test_a_sound_file_that_xla_refuses(folder: Path, payload: bytes) -> None:
     first = train()
     for path in files(folder):
         key = path.name.removesuffix(".lazytpu")
-        found = cache.load(key)
+        found = store.load(key)
         assert found is not None
-        cache.store(key, found[0], payload)
+        store.store(key, found[0], payload)
     assert again() == first
     assert metrics.counter("disk_rejected") == metrics.counter("compile") > 0
     assert again() == first and metrics.counter("compile") == 0
@@ -306,27 +308,27 @@ def test_a_header_that_does_not_fit(folder: Path, header: dict[str, object]) -> 
     first = train()
     for path in files(folder):
         key = path.name.removesuffix(".lazytpu")
-        found = cache.load(key)
+        found = store.load(key)
         assert found is not None
-        cache.store(key, header, found[1])
+        store.store(key, header, found[1])
     assert again() == first and metrics.counter("disk_hit") == 0
 
 
 def test_a_file_under_another_name(folder: Path) -> None:
-    cache.store(KEY, {}, b"x")
+    store.store(KEY, {}, b"x")
     (folder / f"{KEY}.lazytpu").rename(folder / f"{'1' * 64}.lazytpu")
-    assert cache.load("1" * 64) is None and metrics.counter("disk_rejected") == 1
+    assert store.load("1" * 64) is None and metrics.counter("disk_rejected") == 1
 
 
 def test_what_is_no_file(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     (folder / f"{KEY}.lazytpu").mkdir()
-    assert cache.load(KEY) is None
+    assert store.load(KEY) is None
     if hasattr(os, "mkfifo"):
         os.mkfifo(folder / f"{'1' * 64}.lazytpu")
-        assert cache.load("1" * 64) is None  # without waiting for a writer
+        assert store.load("1" * 64) is None  # without waiting for a writer
     (folder / f"{'2' * 64}.lazytpu").symlink_to("/etc/passwd")
-    assert cache.load("2" * 64) is None
+    assert store.load("2" * 64) is None
     assert metrics.counter("disk_hit") == 0
 
 
@@ -349,9 +351,9 @@ def test_a_folder_of_another_user_is_not_used(folder: Path) -> None:
     before = files(folder)
     assert again() == first
     assert counted("disk_hit", "disk_write") == [0, 0] and files(folder) == before
-    assert "belongs to another user" in cache.info().problem
+    assert "belongs to another user" in store.info().problem
     with pytest.raises(PermissionError, match="belongs to another user"):
-        cache.clear()
+        store.clear()
 
 
 @needs_permissions
@@ -394,8 +396,8 @@ def test_a_full_or_read_only_disk(folder: Path, monkeypatch: pytest.MonkeyPatch,
             raise error
         return real(path, *args, **kwargs)
 
-    cache.clear()
-    monkeypatch.setattr(cache.os, call, fails)
+    store.clear()
+    monkeypatch.setattr(store.os, call, fails)
     assert again() == expected
     assert metrics.counter("disk_error") == metrics.counter("compile") > 0
     monkeypatch.undo()
@@ -408,7 +410,7 @@ def test_a_folder_that_cannot_be_written_is_still_read(folder: Path, monkeypatch
     def refuses(*args: object, **kwargs: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(cache.os, "utime", refuses)
+    monkeypatch.setattr(store.os, "utime", refuses)
     assert again() == first and metrics.counter("compile") == 0
 
 
@@ -418,10 +420,10 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
     monkeypatch.setattr(config, "disk_cache_dir", "")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(cache.Path, "home", homeless)
-    cache.store(KEY, {}, b"x")
-    assert cache.load(KEY) is None and metrics.counter("disk_error") == 2
-    assert "home" in cache.info().problem
+    monkeypatch.setattr(store.Path, "home", homeless)
+    store.store(KEY, {}, b"x")
+    assert store.load(KEY) is None and metrics.counter("disk_error") == 2
+    assert "home" in store.info().problem
 
 
 # --- its size ----------------------------------------------------------------------------------------------------
@@ -430,31 +432,31 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def test_the_least_recently_used_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [str(i) * 64 for i in range(4)]
     for i, key in enumerate(keys):
-        cache.store(key, {}, random.Random(i).randbytes(10_000))
+        store.store(key, {}, random.Random(i).randbytes(10_000))
         os.utime(folder / f"{key}.lazytpu", (1000 + i, 1000 + i))
-    assert cache.load(keys[0]) is not None  # used, so the second is the oldest now
+    assert store.load(keys[0]) is not None  # used, so the second is the oldest now
     monkeypatch.setattr(config, "disk_cache_bytes", 45_000)
-    cache.store("4" * 64, {}, random.Random(4).randbytes(10_000))
+    store.store("4" * 64, {}, random.Random(4).randbytes(10_000))
     assert [path.name[0] for path in files(folder)] == ["0", "2", "3", "4"]
-    assert counted("disk_evicted") == [1] and cache.info().bytes <= 45_000
+    assert counted("disk_evicted") == [1] and store.info().bytes <= 45_000
 
 
 def test_a_program_larger_than_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.store(KEY, {}, b"x")
+    store.store(KEY, {}, b"x")
     monkeypatch.setattr(config, "disk_cache_bytes", 5_000)
-    cache.store("1" * 64, {}, random.Random(0).randbytes(10_000))
+    store.store("1" * 64, {}, random.Random(0).randbytes(10_000))
     assert [path.name for path in files(folder)] == [f"{KEY}.lazytpu"] and counted("disk_too_large") == [1]
 
 
 def test_info_and_clear(folder: Path) -> None:
-    assert cache.info().files == 0 and cache.clear() == 0
+    assert store.info().files == 0 and store.clear() == 0
     train()
     n = metrics.counter("disk_write")
     (folder / "notes.txt").write_text("the user's own")
-    info = cache.info()
+    info = store.info()
     assert (info.folder, info.enabled, info.problem, info.files) == (str(folder), True, "", n)
     assert info.bytes == sum(path.stat().st_size for path in files(folder))
-    assert cache.clear() == n and files(folder) == [] and (folder / "notes.txt").exists()
+    assert store.clear() == n and files(folder) == [] and (folder / "notes.txt").exists()
 
 
 @pytest.mark.parametrize(
@@ -471,12 +473,12 @@ def test_the_users_cache_folder(
     monkeypatch: pytest.MonkeyPatch, platform: str, variables: dict[str, str], expected: str
 ) -> None:
     monkeypatch.setattr(config, "disk_cache_dir", "")
-    monkeypatch.setattr(cache.sys, "platform", platform)
-    monkeypatch.setattr(cache.Path, "home", lambda: Path("/home/me"))
+    monkeypatch.setattr(store.sys, "platform", platform)
+    monkeypatch.setattr(store.Path, "home", lambda: Path("/home/me"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert str(cache.folder()) == expected
+    assert str(store.folder()) == expected
 
 
 # --- what is one program -----------------------------------------------------------------------------------------
@@ -485,7 +487,7 @@ def test_the_users_cache_folder(
 def test_the_command(folder: Path) -> None:
     command = pytest.importorskip("typer.testing").CliRunner()
     app = importlib.import_module("lazytpu.cli.cache").app
-    cache.store(KEY, {}, b"x")
+    store.store(KEY, {}, b"x")
     shown = command.invoke(app, ["info"]).output
     assert str(folder) in shown and "holds    1 program," in shown and "enabled  yes" in shown
     assert json.loads(command.invoke(app, ["info", "--json"]).output)["files"] == 1
@@ -530,7 +532,7 @@ def test_a_changed_rule_is_another_program(tmp_path: Path, monkeypatch: pytest.M
     (package / "lowering" / "rules").mkdir(parents=True)
     (package / "ir").mkdir()
     (package / "executing").mkdir()
-    for name in ("lowering/rules/a.py", "lowering/b.py", "ir/c.py", "executing/runtime.py", "dtypes.py"):
+    for name in ("lowering/rules/a.py", "lowering/b.py", "ir/c.py", "runtime/client.py", "dtypes.py"):
         (package / name).write_text("x = 1\n")
     monkeypatch.setattr(provenance.resources, "files", lambda name: package)
     digest = provenance.sources_digest.__wrapped__
@@ -636,7 +638,7 @@ def test_counters_that_part(device: torch.device) -> None:
 
 
 def test_zeros_of_unlike_sign_are_two_numbers() -> None:
-    from lazytpu.ir.uniform import are_uniform
+    from lazytpu.passes.uniform_scalars import are_uniform
 
     assert are_uniform([0.0, 0.0, 1.0], [], [("f", 0, 2)]) and are_uniform([0.5, 2.0, 2.0], [], [("f", 1, 3)])
     assert not are_uniform([0.0, -0.0], [], [("f", 0, 2)]) and not are_uniform([1.0, 2.0], [], [("f", 0, 2)])
@@ -647,14 +649,14 @@ def test_a_long_compile_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: torch.device
 ) -> None:
     monkeypatch.setattr(config, "log", "info")
-    monkeypatch.setattr(compiling, "_TOLD_AFTER_S", 0.05)
-    real = runtime.lower
+    monkeypatch.setattr(compiler, "_TOLD_AFTER_S", 0.05)
+    real = client.lower
 
     def slow(graph: object) -> object:
         time.sleep(0.4)
         return real(graph)
 
-    monkeypatch.setattr(runtime, "lower", slow)
+    monkeypatch.setattr(client, "lower", slow)
     x = torch.ones(5).to(device) * 3
     lazytpu.mark_step()
     told = [r.getMessage() for r in caplog.records if "so far" in r.getMessage()]

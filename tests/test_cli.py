@@ -12,7 +12,7 @@ from dumped_program import run_python, the_dump
 from typer.testing import CliRunner
 
 import lazytpu
-from lazytpu.cli import info, layers, tables
+from lazytpu.cli import info, shims, tables
 from lazytpu.cli.app import app
 
 
@@ -126,26 +126,26 @@ def test_the_layers_a_script_asks_for(tmp_path):
     (tmp_path / "helper.py").write_text("def f():\n    from torch_mlu import core\n")
     script = tmp_path / "script.py"
     script.write_text("import torch, helper\nif True:\n    import torch_xla.core.xla_model as xm\n")
-    assert [layer.package for layer in layers.layers_of(script)] == ["torch_xla", "torch_mlu"]
+    assert [layer.package for layer in shims.layers_of(script)] == ["torch_xla", "torch_mlu"]
     script.write_text("import torch, torch_xlarge\nfrom . import torch_xla\n'import torch_xla'\n")
-    assert layers.layers_of(script) == []
+    assert shims.layers_of(script) == []
     script.write_text("not python (")
-    assert layers.layers_of(script) == []
+    assert shims.layers_of(script) == []
 
 
 def test_the_device_gets_the_name_of_the_layer(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(layers.os, "execve", lambda *a: started.append(a))
-    monkeypatch.setattr(layers, "_environment", {"HOME": "/"})  # as the process was started
-    layers.rename_device([])
+    monkeypatch.setattr(shims.os, "execve", lambda *a: started.append(a))
+    monkeypatch.setattr(shims, "_environment", {"HOME": "/"})  # as the process was started
+    shims.rename_device([])
     assert started == []
-    layers.rename_device([layers.LAYERS["torch_mlu"]])
+    shims.rename_device([shims.LAYERS["torch_mlu"]])
     ((program, arguments, environment),) = started
     assert program == arguments[0] == sys.executable
     assert arguments[1:] == sys.orig_argv[1:]
     assert environment == {"HOME": "/", "LAZYTPU_DEVICE_NAME": "mlu"}
-    monkeypatch.setitem(layers._environment, "LAZYTPU_DEVICE_NAME", "tpu")  # the user's choice stays
-    layers.rename_device([layers.LAYERS["torch_mlu"]])
+    monkeypatch.setitem(shims._environment, "LAZYTPU_DEVICE_NAME", "tpu")  # the user's choice stays
+    shims.rename_device([shims.LAYERS["torch_mlu"]])
     assert len(started) == 1
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from lazytpu import metrics
 from lazytpu.errors import LazyTPUError
+from lazytpu.observe import metrics
 
 if not dist.is_available():
     pytest.skip("torch is built without torch.distributed", allow_module_level=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lazytpu.cli import layers
+from lazytpu.cli import shims
 
 ROOT = Path(__file__).parents[1]
 USES = "import torch_xla.core.xla_model as xm\nprint(xm.xla_device())\n"
@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
 def test_what_is_written_out_is_found_before(how: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     (folder / "script.py").write_text(SEEN[how])
-    assert [layer.package for layer in layers.layers_of("script.py")] == ["torch_xla"]
+    assert [layer.package for layer in shims.layers_of("script.py")] == ["torch_xla"]
 
 
 def test_modules_folders_and_zips_are_read_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,12 +71,12 @@ def test_modules_folders_and_zips_are_read_too(folder: Path, monkeypatch: pytest
     with zipfile.ZipFile("packed.zip", "w") as file:
         file.write("uses.py", "__main__.py")
     (folder / "plain.py").write_text("import json, no_such_module\nfrom . import torch_xla\nx = 'uses.py'\n")
-    wanted = [layers.LAYERS["torch_xla"]]
-    assert layers.layers_of("package.inner.train", is_module=True) == wanted
-    assert layers.layers_of("package", is_module=True) == wanted
-    assert layers.layers_of("packed.zip") == wanted
-    assert layers.layers_of("package") == wanted
-    assert layers.layers_of("plain.py") == layers.layers_of("json.tool", is_module=True) == []
+    wanted = [shims.LAYERS["torch_xla"]]
+    assert shims.layers_of("package.inner.train", is_module=True) == wanted
+    assert shims.layers_of("package", is_module=True) == wanted
+    assert shims.layers_of("packed.zip") == wanted
+    assert shims.layers_of("package") == wanted
+    assert shims.layers_of("plain.py") == shims.layers_of("json.tool", is_module=True) == []
 
 
 def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:

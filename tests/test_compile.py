@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazytpu
+from lazytpu.diagnosis import events
 from lazytpu.errors import ReplayError
-from lazytpu.replaying import capture
-from lazytpu.reporting import events
+from lazytpu.frontends.replay import capture
 
 STEPS = 8
 

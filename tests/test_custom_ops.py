@@ -12,7 +12,7 @@ import torch
 from jax.experimental import pallas as pl
 
 import lazytpu
-from lazytpu.kernels.host import FallbackWarning
+from lazytpu.dispatch.cpu_fallback import FallbackWarning
 from lazytpu.lowering import lowers
 
 _names = itertools.count()

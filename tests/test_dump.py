@@ -13,15 +13,17 @@ import torch
 from dumped_program import FORWARD_LINE, dump_into, the_dump
 
 import lazytpu
-from lazytpu import step
 from lazytpu.debug import cost, draw, dump, hlo, links, passes, protobuf
 from lazytpu.debug.compare import nearest, text_of, unified
 from lazytpu.debug.folder import Dump, NotADump, open_dump
-from lazytpu.dynamo.dump import in_order
-from lazytpu.executing import runtime, serialized
-from lazytpu.recording.record import cell_of
-from lazytpu.reporting import events, ledger
-from lazytpu.storage import storage_of
+from lazytpu.diagnosis import events
+from lazytpu.frontends.dynamo.dump import in_order
+from lazytpu.observe import step_statistics
+from lazytpu.runtime import client
+from lazytpu.runtime.disk_cache import serialized
+from lazytpu.tensors.storage import storage_of
+from lazytpu.tracing import step
+from lazytpu.tracing.record import cell_of
 
 
 @pytest.fixture(scope="module")
@@ -321,18 +323,18 @@ def test_dumping_changes_no_other_setting(
     lazytpu.mark_step()
     steps = tmp_path / "graphs" / "times" / "steps.jsonl"
     assert steps.read_text().count("\n") == 1
-    assert ledger.measuring()
+    assert step_statistics.measuring()
     assert lazytpu.config.metrics_file == ""
     monkeypatch.setattr(lazytpu.config, "metrics_file", str(tmp_path / "steps.jsonl"))  # another file of the same
     lazytpu.mark_step()
     monkeypatch.setattr(lazytpu.config, "metrics_file", "")
     monkeypatch.setattr(lazytpu.config, "dump", "")
     assert steps.read_text().splitlines()[-1:] == (tmp_path / "steps.jsonl").read_text().splitlines()
-    assert not ledger.measuring()
+    assert not step_statistics.measuring()
 
 
 def test_object_files_of_an_executable_stand_in_one_order(device):
-    lazytpu.step.forget()
+    lazytpu.tracing.step.forget()
     x = torch.randn(8, 8).to(device)
     y = ((x @ x).exp() @ x).sin().cumsum(0) + (x.cos() @ x).tanh()
     expected = y.cpu()
@@ -354,7 +356,7 @@ def test_object_files_of_an_executable_stand_in_one_order(device):
     assert in_order(other) == in_order(data)
     assert len(in_order(data)) == len(data)
     types = [jax.ShapeDtypeStruct((8, 8), "float32")]
-    given, kept = runtime.split_donated(executable.graph, types)
+    given, kept = client.split_donated(executable.graph, types)
     loaded = serialized.load(facts, in_order(other), given, kept, (None, None, None))
     (found,) = loaded([], [storage_of(cell_of(x)).buffer], None, None, None)
     torch.testing.assert_close(torch.from_numpy(numpy.array(found)), expected)

@@ -19,12 +19,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lazytpu
-from lazytpu.dynamo import capture
-from lazytpu.dynamo.compiled import CompiledGraph
-from lazytpu.dynamo.direct import direct_call
+from lazytpu.diagnosis import events
+from lazytpu.dispatch.cpu_fallback import FallbackWarning
 from lazytpu.errors import UnsupportedOpError
-from lazytpu.kernels.host import FallbackWarning
-from lazytpu.reporting import events
+from lazytpu.frontends.dynamo import capture
+from lazytpu.frontends.dynamo.compiled import CompiledGraph
+from lazytpu.frontends.dynamo.direct import direct_call
 
 ROOT = Path(__file__).parents[1]
 
@@ -494,7 +494,7 @@ print(torch.compile(lambda x: x + 1, backend="lazytpu")(x).tolist(), "lazytpu" i
     metadata = tmp_path / "lazytpu-0.dist-info"  # what an installed package has
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lazytpu\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text("[torch_dynamo_backends]\nlazytpu = lazytpu.dynamo:backend\n")
+    (metadata / "entry_points.txt").write_text("[torch_dynamo_backends]\nlazytpu = lazytpu.frontends.dynamo:backend\n")
     for how, path in (("imported", str(ROOT)), ("entry point", f"{tmp_path}{os.pathsep}{ROOT}")):
         done = subprocess.run(
             [sys.executable, "-c", program, how],
@@ -509,7 +509,7 @@ print(torch.compile(lambda x: x + 1, backend="lazytpu")(x).tolist(), "lazytpu" i
 
 
 def test_the_entry_point_is_declared():
-    assert 'lazytpu = "lazytpu.dynamo:backend"' in (ROOT / "pyproject.toml").read_text()
+    assert 'lazytpu = "lazytpu.frontends.dynamo:backend"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_table_of_decompositions():

@@ -20,12 +20,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lazytpu
-from lazytpu import step
+from lazytpu.diagnosis import cause, events
+from lazytpu.dispatch import cpu_fallback
 from lazytpu.errors import CompileBudgetError
-from lazytpu.executing import compiling, runtime, serialized
-from lazytpu.ir import cause, conversion, source
-from lazytpu.kernels import host
-from lazytpu.reporting import events
+from lazytpu.location import conversion, source
+from lazytpu.runtime import client, compiler
+from lazytpu.runtime.disk_cache import serialized
+from lazytpu.tracing import step
 
 HERE = Path(__file__)
 LINES = HERE.read_text().splitlines()
@@ -808,7 +809,7 @@ def test_another_version_on_disk(device: torch.device, monkeypatch: pytest.Monke
     def again() -> None:
         y = x.sinh()  # [sinh]
         lazytpu.mark_step()
-        compiling.settle()
+        compiler.settle()
         del y
         step.forget()
 
@@ -911,7 +912,7 @@ def test_forgotten(device: torch.device) -> None:
     for _ in range(2):
         y = x.sinh()
         lazytpu.mark_step()  # [again]
-        runtime.forget_executables()
+        client.forget_executables()
     assert (
         last()
         == """\
@@ -1025,7 +1026,7 @@ def test_cut_of_a_graph_that_grew_too_large(device: torch.device, monkeypatch: p
 
 def test_time_waited_is_that_of_the_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr(runtime.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(client.time, "perf_counter", lambda: float(next(clock)))
     torch.ones(3).to(device).sinh().sum().item()
     monkeypatch.undo()
     ((_, tally),) = events.cuts.items()
@@ -1034,7 +1035,7 @@ def test_time_waited_is_that_of_the_device(device: torch.device, monkeypatch: py
 
 @pytest.mark.filterwarnings("ignore:.*runs on the CPU")
 def test_fallback(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    op = host.fallback(torch.ops.aten.cos.default)
+    op = cpu_fallback.fallback(torch.ops.aten.cos.default)
     x = torch.ones(3).to(device)
     for _ in range(2):
         op(x)  # [fallback]
@@ -1123,7 +1124,7 @@ def test_log_of_steps(device: torch.device, caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.filterwarnings("ignore:.*runs on the CPU")
 def test_log_of_placement(device: torch.device, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     monkeypatch.setattr(lazytpu.config, "log", "placement")
-    fallback = host.fallback(torch.ops.aten.cos.default)
+    fallback = cpu_fallback.fallback(torch.ops.aten.cos.default)
     for _ in range(2):
         x = torch.ones(2).to(device)
         y = x.sinh() @ x  # [placed]
@@ -1132,7 +1133,7 @@ def test_log_of_placement(device: torch.device, caplog: pytest.LogCaptureFixture
         y.nonzero()  # [placed_nonzero]
         x[x > 0]  # [placed_mask]
     messages = [marked(record.getMessage()) for record in caplog.records]
-    where = f"tpu:0 ({runtime.device()})"
+    where = f"tpu:0 ({client.device()})"
     assert messages == [
         f"placed aten.sinh f32[2]: {where}  # [placed]",
         f"placed aten.dot f32[]: {where}  # [placed]",
@@ -1147,7 +1148,7 @@ def test_log_of_placement(device: torch.device, caplog: pytest.LogCaptureFixture
 def test_log_of_placement_of_compiled_functions(device: torch.device, caplog, monkeypatch) -> None:
     """Each op is told of once, when the function is recorded or captured, and not when it is replayed."""
     monkeypatch.setattr(lazytpu.config, "log", "placement")
-    where = f"tpu:0 ({runtime.device()})"
+    where = f"tpu:0 ({client.device()})"
 
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x.tanh(),))  # [placed_whole]

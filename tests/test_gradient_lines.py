@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import lazytpu
-from lazytpu import step
-from lazytpu.ir import gradients
-from lazytpu.reporting import events
+from lazytpu.diagnosis import events
+from lazytpu.location import gradients
+from lazytpu.tracing import step
 
 HERE = Path(__file__)
 LINES = HERE.read_text().splitlines()

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazytpu
+from lazytpu.diagnosis import events
 from lazytpu.lowering import lower
-from lazytpu.reporting import events
 
 device = lazytpu.device()
 pytestmark = pytest.mark.skipif(lazytpu.platform() != "cpu", reason="elsewhere XLA's own order is left alone")

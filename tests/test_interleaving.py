@@ -22,7 +22,7 @@ import torch
 
 import lazytpu
 from lazytpu.ir.tree import trace
-from lazytpu.recording import record
+from lazytpu.tracing import record
 
 PACKAGE = lazytpu.__file__.rpartition("/")[0]
 EVERY_PLACE = "LAZYTPU_TEST_SAMPLES" in os.environ

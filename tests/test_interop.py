@@ -15,8 +15,8 @@ from jax.experimental import pallas as pl
 from torch import nn
 
 import lazytpu
-from lazytpu import metrics
 from lazytpu.ir.tree import trace
+from lazytpu.observe import metrics
 
 
 def close(a, b, **tolerance):

@@ -156,7 +156,7 @@ def test_files_are_short():
 
 
 def test_the_checks_notice():
-    top = "import lazytpu.device\nfrom lazytpu.executing import runtime\n"
+    top = "import lazytpu.device\nfrom lazytpu.runtime import runtime\n"
     found = list(imports_of(top + "def f():\n    from lazytpu.step import cut\n    import jax\n", "lazytpu"))
     assert [(i.target, i.ours, i.inside) for i in found] == [
         ("device", True, ""),

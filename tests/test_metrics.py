@@ -17,11 +17,12 @@ import pytest
 import torch
 
 import lazytpu
-from lazytpu import step
-from lazytpu.executing import runtime
+from lazytpu.dispatch import pace
 from lazytpu.ir.tree import trace
-from lazytpu.reporting import ledger, metrics_tables, metrics_xla, pace
-from lazytpu.reporting.metrics_tables import Step
+from lazytpu.observe import metrics_tables, metrics_xla, step_statistics
+from lazytpu.observe.metrics_tables import Step
+from lazytpu.runtime import client
+from lazytpu.tracing import step
 
 ROOT = Path(__file__).parents[1]
 
@@ -94,7 +95,7 @@ class SlowBuffer:
 
 @pytest.mark.parametrize(
     ("part", "owner", "name"),
-    [("cutting_s", step, "live_storages"), ("transferring_s", runtime.jax, "device_put"), ("python_s", None, "")],
+    [("cutting_s", step, "live_storages"), ("transferring_s", client.jax, "device_put"), ("python_s", None, "")],
 )
 def test_time_goes_where_it_was_spent(
     part: str, owner: Any, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -127,7 +128,7 @@ def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_waiting_is_told_apart() -> None:
     lazytpu.mark_step()
-    runtime.ready([SlowBuffer()])
+    client.ready([SlowBuffer()])
     lazytpu.mark_step()
     last = lazytpu.metrics.steps()[-1]
     assert last["waiting_s"] >= PAUSE_S > last["python_s"]
@@ -219,14 +220,14 @@ def test_reset(device: torch.device) -> None:
 
 def test_only_the_last_steps_are_kept() -> None:
     for _ in range(lazytpu.metrics.MAX_STEPS + 5):
-        ledger.end_step()
+        step_statistics.end_step()
     found = lazytpu.metrics.steps()
     assert len(found) == lazytpu.metrics.MAX_STEPS and found[-1]["number"] == lazytpu.metrics.MAX_STEPS + 5
 
 
 def test_listeners_hear_each_step(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Step] = []
-    monkeypatch.setattr(ledger, "listeners", [heard.append])
+    monkeypatch.setattr(step_statistics, "listeners", [heard.append])
     train(device, 2)
     assert [s._asdict() for s in heard[-2:]] == lazytpu.metrics.steps()
 
@@ -287,7 +288,7 @@ def test_the_file_lacks_no_step_and_has_none_twice(tmp_path: Path, how: str, cod
 def test_the_lines_of_short_steps_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "steps.jsonl")
     monkeypatch.setattr(lazytpu.config, "metrics_file", path)
-    file = ledger._File()
+    file = step_statistics._File()
     sizes = []
     for number, now in enumerate((1.0, 1.01, 1.02, 1.06, 1.07)):
         file.write(path, Step(*range(len(Step._fields)))._replace(number=number), now)

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import lazytpu
-from lazytpu import metrics
 from lazytpu.errors import ArtifactError
 from lazytpu.export.package import seal
+from lazytpu.observe import metrics
 
 pytest.importorskip("flatbuffers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.:FutureWarning")

@@ -17,15 +17,16 @@ import torch
 from jax import lax
 
 import lazytpu
-from lazytpu import cache, metrics
 from lazytpu.config import config
-from lazytpu.executing import prefetch, runtime, warmup
+from lazytpu.observe import metrics
+from lazytpu.runtime import client
+from lazytpu.runtime.disk_cache import prefetch, store, warmup
 
 ROOT = Path(__file__).parents[1]
 
 SCRIPT = """
 import os, sys, time, torch, lazytpu
-from lazytpu.executing import prefetch
+from lazytpu.runtime import prefetch
 
 sizes = [int(a) for a in sys.argv[1:]]
 x = torch.ones(4, 4).to(lazytpu.device())
@@ -135,62 +136,62 @@ KEYS = [f"{n:064x}" for n in range(40)]
 
 
 def test_what_comes_after_a_program_that_was_compiled_is_not_read(fresh: Path) -> None:
-    cache.note(prefetch._script(), KEYS[:3])
+    store.note(prefetch._script(), KEYS[:3])
     with prefetch.busy:  # the thread waits for its first turn
-        prefetch.start(runtime.device())
+        prefetch.start(client.device())
         futures = dict(prefetch._futures)
         prefetch.used(KEYS[9], compiled=True)
     assert [*futures] == KEYS[:3] and all(f.cancelled() for f in futures.values())
-    assert prefetch.take(KEYS[0]) is None and cache.noted(prefetch._script()) == [KEYS[9]]
+    assert prefetch.take(KEYS[0]) is None and store.noted(prefetch._script()) == [KEYS[9]]
 
 
 def test_a_program_whose_turn_has_not_come_is_read_by_who_needs_it(fresh: Path) -> None:
-    cache.note(prefetch._script(), KEYS[:1])
+    store.note(prefetch._script(), KEYS[:1])
     with prefetch.busy:
-        prefetch.start(runtime.device())
+        prefetch.start(client.device())
         assert prefetch.take(KEYS[0]) is None
     assert metrics.counter("disk_prefetch") == 0
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "3", '["../../etc/passwd"]', "[3, null]", '["A"]'])
 def test_a_list_that_makes_no_sense_is_none(fresh: Path, text: str) -> None:
-    cache.note(KEYS[0], KEYS)
-    assert cache.noted(KEYS[0]) == KEYS
+    store.note(KEYS[0], KEYS)
+    assert store.noted(KEYS[0]) == KEYS
     (fresh / f"{KEYS[0]}.list").write_text(text)
-    assert cache.noted(KEYS[0]) == []
-    cache.note(KEYS[0], KEYS[:1])
-    assert cache.noted(KEYS[0]) == KEYS[:1]
+    assert store.noted(KEYS[0]) == []
+    store.note(KEYS[0], KEYS[:1])
+    assert store.noted(KEYS[0]) == KEYS[:1]
 
 
 def test_a_list_that_others_may_write_to_is_none(fresh: Path) -> None:
-    cache.note(KEYS[0], KEYS)
+    store.note(KEYS[0], KEYS)
     (fresh / f"{KEYS[0]}.list").chmod(0o666)
-    assert cache.noted(KEYS[0]) == []
+    assert store.noted(KEYS[0]) == []
 
 
 def test_lists_are_short_and_few(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in KEYS:
         prefetch.used(key, compiled=False)
-    assert cache.noted(prefetch._script()) == KEYS[: prefetch._MOST]
-    monkeypatch.setattr(cache, "_MOST_LISTS", 3)
+    assert store.noted(prefetch._script()) == KEYS[: prefetch._MOST]
+    monkeypatch.setattr(store, "_MOST_LISTS", 3)
     for n in range(6):
-        cache.note(KEYS[n], [])
+        store.note(KEYS[n], [])
         os.utime(fresh / f"{KEYS[n]}.list", (n, n))
     assert len([*fresh.glob("*.list")]) == 3
-    assert cache.info().files == 0 and cache.clear() == 0 and not [*fresh.glob("*.list")]
+    assert store.info().files == 0 and store.clear() == 0 and not [*fresh.glob("*.list")]
 
 
 def test_nothing_is_noted_where_no_script_runs(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for argv in (["-c"], [""], []):
         monkeypatch.setattr(sys, "argv", argv)
         prefetch.used(KEYS[0], compiled=True)
-    prefetch.start(runtime.device())
+    prefetch.start(client.device())
     assert not [*fresh.glob("*")]
 
 
 def test_a_cache_that_is_off_reads_nothing(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.note(prefetch._script(), KEYS[:1])
+    store.note(prefetch._script(), KEYS[:1])
     monkeypatch.setattr(config, "disk_cache", False)
-    prefetch.start(runtime.device())
+    prefetch.start(client.device())
     assert not prefetch._futures
     assert torch.ones(2).to(lazytpu.device()).sum().item() == 2

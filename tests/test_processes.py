@@ -74,7 +74,7 @@ def test_every_use_in_a_forked_child_raises_at_once():
         # another thread is in the middle of recording
         held, release = threading.Event(), threading.Event()
         def hold():
-            with lazytpu.recording.record.lock:
+            with lazytpu.tracing.record.lock:
                 held.set(); release.wait()
         thread = threading.Thread(target=hold); thread.start(); held.wait()
         pid = os.fork()

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import lazytpu
-from lazytpu import profiler
-from lazytpu.debug import xplane
-from lazytpu.reporting import regions
+from lazytpu.debug import profiler, xplane
+from lazytpu.observe import regions
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def inside(inner, outer):
 
 def test_a_trace_has_our_regions(net, device, tmp_path):
     x = torch.ones(4, 32, device=device)
-    lazytpu.step.forget()
+    lazytpu.tracing.step.forget()
     with profiler.trace(tmp_path):
         for _ in range(2):
             with profiler.annotate("batch", size=4):
@@ -105,7 +104,7 @@ def test_nothing_listens_afterwards(net, device, tmp_path):
     with pytest.raises(KeyError), profiler.trace(tmp_path):
         raise KeyError
     assert not regions.listeners
-    assert not lazytpu.reporting.ledger.listeners
+    assert not lazytpu.observe.step_statistics.listeners
     with pytest.raises(RuntimeError, match="no trace is being taken"):
         profiler.stop_trace()
 

@@ -9,7 +9,7 @@ import torch
 import torch.ao.quantization.fx._decomposed
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lazytpu import metrics
+from lazytpu.observe import metrics
 
 quantized = torch.ops.quantized_decomposed
 generator = torch.Generator().manual_seed(0)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import lazytpu
+from lazytpu.dispatch import general
 from lazytpu.ir.tree import trace
-from lazytpu.kernels import general
-from lazytpu.recording import record, rehearsal
+from lazytpu.tracing import record, rehearsal
 
 
 class Counts:

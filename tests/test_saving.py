@@ -111,7 +111,7 @@ def test_what_shared_memory_shares_it_again(where):
 def test_a_loaded_tensor_is_a_whole_storage(device):
     """So ops on it take the short way, without a view."""
     loaded = torch.load(saved(nn.Linear(3, 2, device=device).state_dict()))
-    assert lazytpu.storage.Storage is type(loaded["weight"]._s)
+    assert lazytpu.tensors.storage.Storage is type(loaded["weight"]._s)
 
 
 def test_saving_cuts_at_most_once_and_sees_this_step(device):

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazytpu
+from lazytpu.diagnosis import events
 from lazytpu.errors import CompileBudgetError, CompileError, LoweringError, UnsupportedOpError
-from lazytpu.executing import mappings, runtime
 from lazytpu.ir.tree import trace
 from lazytpu.lowering import registry
-from lazytpu.recording import record
-from lazytpu.reporting import events
-from lazytpu.torch_api import interrupts
+from lazytpu.runtime import client
+from lazytpu.runtime.host import interrupts, mappings
+from lazytpu.tracing import record
 
 
 def counts(*names: str) -> list[int]:
@@ -240,16 +240,16 @@ def test_a_compile_error_leaves_every_tensor_usable(device: torch.device, monkey
     x = torch.ones(3, device=device)
     lazytpu.mark_step()
     x.mul_(7)
-    real = runtime.lower
+    real = client.lower
 
     class Broken:
         def compile(self) -> None:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    monkeypatch.setattr(runtime, "lower", lambda graph: Broken())
+    monkeypatch.setattr(client, "lower", lambda graph: Broken())
     with pytest.raises(CompileError, match=r"test_step\.py:\d+[\s\S]*aten\.mul"):
         lazytpu.mark_step()
-    monkeypatch.setattr(runtime, "lower", real)
+    monkeypatch.setattr(client, "lower", real)
     assert x.tolist() == [7.0] * 3
 
 
@@ -265,9 +265,9 @@ def test_out_of_memory_names_the_op_and_line_and_the_tensors_live(device: torch.
 
 
 def test_unsupported_ops_say_what_to_do(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lazytpu.kernels import host
+    from lazytpu.dispatch import cpu_fallback
 
-    kernel = host.fallback(torch.ops.aten.sin.default)
+    kernel = cpu_fallback.fallback(torch.ops.aten.sin.default)
     monkeypatch.setattr(lazytpu.config, "fallback", "error")
     with pytest.raises(UnsupportedOpError) as caught:
         kernel(torch.ones(3, device=device))
@@ -280,13 +280,13 @@ def test_unsupported_ops_say_what_to_do(device: torch.device, monkeypatch: pytes
 
 
 def test_a_fallback_is_counted_and_warned_of_once(device: torch.device) -> None:
-    from lazytpu.kernels import host
+    from lazytpu.dispatch import cpu_fallback
 
-    kernel = host.fallback(torch.ops.aten.cos.default)
-    host._warned.discard("aten.cos")
+    kernel = cpu_fallback.fallback(torch.ops.aten.cos.default)
+    cpu_fallback._warned.discard("aten.cos")
     x = torch.zeros(3, device=device)
     with pytest.warns(
-        host.FallbackWarning, match=r"aten\.cos has no lowering and runs on the CPU, at test_step\.py:\d+"
+        cpu_fallback.FallbackWarning, match=r"aten\.cos has no lowering and runs on the CPU, at test_step\.py:\d+"
     ):
         assert kernel(x).tolist() == [1.0] * 3
     kernel(x)
@@ -397,7 +397,7 @@ def test_compile_budget(device: torch.device, monkeypatch: pytest.MonkeyPatch) -
 def test_executables_are_forgotten_before_memory_mappings_run_out(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime.forget_executables()
+    client.forget_executables()
     gc.collect()
     in_use = mappings.in_use()
     monkeypatch.setattr(mappings, "limit", lambda: 2 * (in_use + 400))

@@ -12,7 +12,7 @@ from lockstep import differences
 from torch import nn
 
 import lazytpu
-from lazytpu.tensor import LazyTensor
+from lazytpu.tensors.tensor import LazyTensor
 
 DEVICES = ["tpu", "tpu:0", torch.device("tpu"), torch.device("tpu", 0), lazytpu.device(), 0]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lazytpu
-from lazytpu import metrics
+from lazytpu.observe import metrics
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

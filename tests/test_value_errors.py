@@ -16,9 +16,9 @@ from op_checks import error_of
 from op_status import BY_VALUE
 
 import lazytpu
-from lazytpu import step
 from lazytpu.errors import OutOfBoundsError
-from lazytpu.executing import bounds
+from lazytpu.runtime import index_checks
+from lazytpu.tracing import step
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.cholesky:UserWarning", "ignore:index_reduce")
 nan = float("nan")
@@ -75,7 +75,7 @@ def checks() -> Iterator[None]:
     lazytpu.config.check_bounds = True
     yield
     lazytpu.config.check_bounds = False
-    bounds._reports.clear()
+    index_checks._reports.clear()
 
 
 def on(device: Any) -> Tensor:

@@ -16,11 +16,11 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import lazytpu  # noqa: F401  registers the kernels
-from lazytpu.kernels.host import DATA_DEPENDENT
-from lazytpu.kernels.special import special
+from lazytpu.dispatch.cpu_fallback import DATA_DEPENDENT
+from lazytpu.dispatch.handwritten import special
+from lazytpu.ir.op_schema import OpOverload, functional_twin
 from lazytpu.lowering.lower import can_lower
 from lazytpu.lowering.registry import rule_of
-from lazytpu.recording.schema import OpOverload, functional_twin
 
 HEADINGS = {
     "rule": "Lowered by a rule",

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from lazytpu import cache
 from lazytpu.cli.tables import size
+from lazytpu.runtime.disk_cache import store
 
 app = typer.Typer(help="Show or empty the disk cache of compiled programs.", no_args_is_help=True)
 
@@ -17,7 +17,7 @@ app = typer.Typer(help="Show or empty the disk cache of compiled programs.", no_
 @app.command()
 def info(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Show where the disk cache is and how much it holds."""
-    found = cache.info()
+    found = store.info()
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=1))
         return
@@ -33,7 +33,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = Fal
 def clear() -> None:
     """Delete every program in the disk cache."""
     try:
-        deleted = cache.clear()
+        deleted = store.clear()
     except (OSError, RuntimeError) as error:
         typer.echo(f"the disk cache cannot be emptied: {error}", err=True)
         raise typer.Exit(1) from None

@@ -14,9 +14,9 @@ import torch
 import typer
 
 import lazytpu
-from lazytpu import cache
 from lazytpu.cli import tables
-from lazytpu.executing import runtime
+from lazytpu.runtime import client
+from lazytpu.runtime.disk_cache import store
 
 _PACKAGES = "torch jax jaxlib numpy torchvision libtpu jax-cuda12-plugin jax-cuda13-plugin torch_xla typer rich jinja2"
 _VARIABLES = ("LAZYTPU_", "JAX_", "XLA_", "LIBTPU_", "TPU_", "PJRT_", "CUDA_VISIBLE", "TF_CPP_", "OMP_NUM", "MALLOC_")
@@ -73,7 +73,7 @@ def _processor() -> str:
 
 def _device() -> dict[str, Any]:
     try:
-        device = runtime.device()
+        device = client.device()
     except RuntimeError as error:  # what a broken driver says is what the report is for
         return {"name": str(lazytpu.device()), "error": str(error)}
     return {
@@ -82,13 +82,13 @@ def _device() -> dict[str, Any]:
         "kind": device.device_kind,
         "runtime": str(device.client.platform_version).partition("\n")[0],
         "jax devices": ", ".join(map(str, device.client.devices())),
-        "memory": tables.size(runtime.memory_limit()),
+        "memory": tables.size(client.memory_limit()),
         "threads of torch": torch.get_num_threads(),
     }
 
 
 def _caches() -> dict[str, Any]:
-    disk = cache.info()
+    disk = store.info()
     found: dict[str, Any] = {
         "disk cache": disk.folder if disk.enabled else "off",
         "programs in it": f"{disk.files:,}, {tables.size(disk.bytes)} of at most {tables.size(disk.limit_bytes)}",

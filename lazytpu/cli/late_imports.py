@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 
 import lazytpu
-from lazytpu.cli import imports, layers
+from lazytpu.cli import imports, shims
 from lazytpu.config import config
 from lazytpu.ir.tree import trace
 
@@ -33,8 +33,8 @@ class Watch(importlib.abc.MetaPathFinder):
         waiting: package to layer, those that are not installed yet.
     """
 
-    def __init__(self, known: list[layers.Layer], places: list[str]) -> None:
-        self.waiting = {name: layer for name, layer in layers.LAYERS.items() if layer not in known}
+    def __init__(self, known: list[shims.Layer], places: list[str]) -> None:
+        self.waiting = {name: layer for name, layer in shims.LAYERS.items() if layer not in known}
         self._places, self._process = places, os.getpid()
 
     def find_spec(
@@ -47,26 +47,26 @@ class Watch(importlib.abc.MetaPathFinder):
         where = f"{os.path.basename(asks.f_code.co_filename)}:{asks.f_lineno}" if asks else self._places[0]
         self._name_device(layer, where)
         del self.waiting[layer.package]
-        layers.install([layer])
+        shims.install([layer])
         found = (f.find_spec(name, path, target) for f in list(sys.meta_path) if f is not self)
         return next((spec for spec in found if spec is not None), None)
 
-    def _name_device(self, layer: layers.Layer, where: str) -> None:
+    def _name_device(self, layer: shims.Layer, where: str) -> None:
         """Starts the script again with the device's right name, or says why the name stays."""
-        if not layers.wants_another_name([layer]):
+        if not shims.wants_another_name([layer]):
             return
         here = os.getpid() == self._process and threading.current_thread() is threading.main_thread()
         spare = f"run it with --compat {layer.package} to have it called {layer.device_name} from the start"
         if here and not lazytpu.metrics.counters() and not trace.cursor.depth:
             print(f"lazytpu run: {where} imports {layer.package}; starting again; {spare}", file=sys.stderr)
-            layers.rename_device([layer])
+            shims.rename_device([layer])
         print(
             f"lazytpu run: {where} imports {layer.package}; the device stays {config.device_name} by now; {spare}",
             file=sys.stderr,
         )
 
 
-def watch(known: list[layers.Layer], target: str, is_module: bool) -> None:
+def watch(known: list[shims.Layer], target: str, is_module: bool) -> None:
     """Waits for imports of the packages that are not among those known to be needed."""
     sys.meta_path.insert(0, Watch(known, imports.places_of(target, is_module)))
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import lazytpu
-from lazytpu.cli import late_imports, layers, spawned
+from lazytpu.cli import late_imports, shims, spawned
 from lazytpu.debug.passes import FLAGS
 from lazytpu.ir.tree import trace
 
@@ -42,14 +42,14 @@ class Script:
     is_module: bool = False
     explain: bool = False
     profile: str = ""
-    layers: list[layers.Layer] = field(default_factory=list)
+    layers: list[shims.Layer] = field(default_factory=list)
 
     def execute(self) -> int:
         """Runs the script as ``__main__``; returns an exit code unless the script raises."""
         if not self.is_module and not os.path.exists(self.target):
             print(f"{sys.executable}: can't open file {self.target!r}: no such file", file=sys.stderr)
             return 2
-        layers.install(self.layers)
+        shims.install(self.layers)
         late_imports.watch(self.layers, self.target, self.is_module)
         spawned.teach(self.layers)
         sys.argv = [self.target, *self.arguments]
@@ -109,7 +109,7 @@ def run(
     compat: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PACKAGE", help=f"Stand in for PACKAGE ({', '.join(layers.LAYERS)}); found by itself from imports."
+            metavar="PACKAGE", help=f"Stand in for PACKAGE ({', '.join(shims.LAYERS)}); found by itself from imports."
         ),
     ] = None,
 ) -> None:
@@ -119,12 +119,12 @@ def run(
     script after it. A script that imports `torch_xla`, `torch_mlu` or `torch_tpu` gets lazytpu's stand-in for it.
     """
     global chosen
-    unknown = sorted(set(compat or ()) - layers.LAYERS.keys())
+    unknown = sorted(set(compat or ()) - shims.LAYERS.keys())
     if unknown:
         raise typer.BadParameter(f"no layer for {', '.join(unknown)}", param_hint="--compat")
-    needed = [layers.LAYERS[name] for name in compat or ()]
-    needed = layers.available(needed or layers.layers_of(script, module))
-    layers.rename_device(needed)
+    needed = [shims.LAYERS[name] for name in compat or ()]
+    needed = shims.available(needed or shims.layers_of(script, module))
+    shims.rename_device(needed)
     if dump is not None:
         lazytpu.config.dump = str(dump)
     if passes:
@@ -156,7 +156,7 @@ def _run_file(path: str) -> None:
 
 @contextmanager
 def _profiled(folder: str) -> Iterator[None]:
-    with importlib.import_module("lazytpu.profiler").trace(folder):
+    with importlib.import_module("lazytpu.debug.profiler").trace(folder):
         yield
 
 

@@ -11,19 +11,19 @@ import runpy
 import sys
 from typing import Any
 
-from lazytpu.cli import layers
+from lazytpu.cli import shims
 
 _MARK = "\0lazytpu run"
 _prepared = multiprocessing.spawn.get_preparation_data
 
 
-def teach(known: list[layers.Layer]) -> None:
+def teach(known: list[shims.Layer]) -> None:
     """Makes the processes that are started from now on know the device and these stand-ins."""
 
     def prepared(name: str) -> dict[str, Any]:
         data = _prepared(name)
         main = {k: data.pop(k) for k in ("init_main_from_name", "init_main_from_path") if k in data}
-        packages = {layer.package for layer in known} | layers.LAYERS.keys() & sys.modules.keys()
+        packages = {layer.package for layer in known} | shims.LAYERS.keys() & sys.modules.keys()
         for how, target in main.items():  # at most one; without, there is nothing to import
             data["init_main_from_name"] = __spec__.name
             data["sys_argv"] = [*data.get("sys_argv", sys.argv), _MARK, how, target, ",".join(sorted(packages))]
@@ -37,8 +37,8 @@ def _become_the_script() -> dict[str, Any]:
     at = sys.argv.index(_MARK)
     how, target, packages = sys.argv[at + 1 :]
     del sys.argv[at:]
-    known = [layers.LAYERS[package] for package in packages.split(",") if package]
-    layers.install(known)
+    known = [shims.LAYERS[package] for package in packages.split(",") if package]
+    shims.install(known)
     teach(known)
     if how == "init_main_from_path":
         return runpy.run_path(target, run_name=__name__)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazytpu.debug.folder import Dump, DumpedGraph
 from lazytpu.debug.passes import START, Pass
-from lazytpu.reporting.metrics_tables import Step, steps_table
+from lazytpu.observe.metrics_tables import Step, steps_table
 
 if TYPE_CHECKING:
     from rich.console import Console

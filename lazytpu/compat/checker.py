@@ -14,7 +14,7 @@ import torch
 from lazytpu.compat import lacking, tensorflow_names
 from lazytpu.compat.finder import PACKAGES
 from lazytpu.compat.script_names import ScriptNames
-from lazytpu.torch_api import torch_module
+from lazytpu.torch_backend import torch_module
 
 WORKS, DIFFERS, LACKS = "works", "differs", "lacks"
 

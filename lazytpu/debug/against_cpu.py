@@ -11,8 +11,8 @@ import torch
 
 from lazytpu.debug.observe import Observed, describe, observing, results_of
 from lazytpu.debug.on_cpu import run_on_cpu, why_not, wide
-from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.tree import Node, Value, operands
+from lazytpu.location.site import UNKNOWN, Site
 
 CHUNK_BYTES = 256 << 20
 """Values of this size, or of one op where that is more, are brought to the CPU at a time."""

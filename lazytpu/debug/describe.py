@@ -9,10 +9,10 @@ from typing import Any
 from lazytpu.debug.cost import Costs, Visit, visits
 from lazytpu.debug.hlo import Module
 from lazytpu.debug.links import Names, Origin
-from lazytpu.executing.executable import donated_bytes
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.printer import node_text, number_name
 from lazytpu.ir.tree import Node, Number, Value, operands
+from lazytpu.runtime.executable import donated_bytes
 
 Table = dict[str, Any]
 

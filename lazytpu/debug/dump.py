@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 
-from lazytpu import metrics
 from lazytpu.config import config
 from lazytpu.debug import describe, draw, hlo, links
 from lazytpu.debug.compare import Text, nearest, text_of, unified
 from lazytpu.debug.folder import MANIFEST, read_json
 from lazytpu.debug.inspect import hlo_of, optimized_hlo_of, stablehlo_of
-from lazytpu.executing import runtime
+from lazytpu.diagnosis import events
+from lazytpu.diagnosis.events import Compilation
 from lazytpu.ir.printer import graph_dot, graph_text
-from lazytpu.reporting import events, logs
-from lazytpu.reporting.events import Compilation
+from lazytpu.observe import logs, metrics
+from lazytpu.runtime import client
 
 FORMAT = 1
 FILES = {
@@ -125,8 +125,8 @@ def end() -> None:
 def _manifest(run: _Run) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "platform": runtime.platform(),
-        "device": runtime.device().device_kind,
+        "platform": client.platform(),
+        "device": client.device().device_kind,
         "versions": {"torch": torch.__version__, "jax": metadata.version("jax")},
         "sources": run.sources,
         "graphs": run.graphs,
@@ -161,7 +161,7 @@ class _Dump:
         ir = self._text("ir.txt", lambda: graph_text(graph))
         dot = self._text("ir.dot", lambda: graph_dot(graph))
         self._text("ir.svg", lambda: draw.svg_of(dot, len(graph.nodes)))
-        lowered = runtime.lower(graph)  # again: kept, it would hold a megabyte for every graph
+        lowered = client.lower(graph)  # again: kept, it would hold a megabyte for every graph
         stablehlo = self._text("stablehlo.mlir", lambda: stablehlo_of(lowered))
         before = self._text("hlo.txt", lambda: hlo_of(lowered))
         after = self._text("hlo-optimized.txt", lambda: optimized_hlo_of(event.executable.compiled))

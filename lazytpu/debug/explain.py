@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lazytpu.reporting import events
-from lazytpu.reporting.events import Tally
+from lazytpu.diagnosis import events
+from lazytpu.diagnosis.events import Tally
 
 
 def explain() -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lazytpu.reporting.metrics_tables import Step
+from lazytpu.observe.metrics_tables import Step
 
 MANIFEST = "manifest.json"
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from lazytpu.config import config
-from lazytpu.executing import eager as each_op
-from lazytpu.ir.site import Site, is_user_file
+from lazytpu.debug import eager_mode as each_op
+from lazytpu.ir.op_schema import display_name, functional_twin
 from lazytpu.ir.tree import Node, trace
-from lazytpu.recording.schema import display_name, functional_twin
+from lazytpu.location.site import Site, is_user_file
 
 
 @contextmanager

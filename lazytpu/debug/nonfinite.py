@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from lazytpu import step
 from lazytpu.debug.observe import Observed, describe, observed_now, observing, results_of
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.layout import root_layout
-from lazytpu.ir.site import UNKNOWN, Site
+from lazytpu.ir.op_schema import Op, aten, op_of
 from lazytpu.ir.tree import Node, Value, operands
-from lazytpu.recording.schema import Op, aten, op_of
-from lazytpu.reporting import origin
+from lazytpu.location.site import UNKNOWN, Site
+from lazytpu.tracing import input_origins, step
 
 _CHECKED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 
@@ -79,7 +78,7 @@ class _Search:
 
     def _input(self, value: Value, node: Node, observed: Observed) -> NonFinite:
         text = describe(value.layout, observed.contents([value])[value])
-        tensor = origin.surroundings().describe(value)
+        tensor = input_origins.surroundings().describe(value)
         return NonFinite("", node.site or UNKNOWN, (), text, tensor, self.graphs)
 
     def _op(self, node: Node, read: list[Value], observed: Observed) -> NonFinite:

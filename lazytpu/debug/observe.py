@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from lazytpu import step
-from lazytpu.executing import eager, runtime
+from lazytpu.debug import eager_mode
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Number, Value, trace
-from lazytpu.recording import record
+from lazytpu.runtime import client
+from lazytpu.tracing import record, step
 
 
 class Observed:
@@ -43,14 +43,14 @@ class Observed:
 
     def run(self, graph: Graph) -> list[torch.Tensor]:
         """The outputs of a graph of its values, on the CPU, row-major.  They share memory with the device's."""
-        executable, _ = runtime.executable_for(replace(graph, donated=()))
+        executable, _ = client.executable_for(replace(graph, donated=()))
         inputs = [self.buffers[v.index] for v in graph.inputs]
-        results = runtime.run(executable, inputs, self._floats, self._ints, self._complexes)
-        return [runtime.to_host(result) for result in results]
+        results = client.run(executable, inputs, self._floats, self._ints, self._complexes)
+        return [client.to_host(result) for result in results]
 
     def contents(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:
         """What values hold."""
-        inputs = {v: runtime.to_host(self.buffers[v.index]) for v in values if v.node is None}
+        inputs = {v: client.to_host(self.buffers[v.index]) for v in values if v.node is None}
         made = [v for v in dict.fromkeys(values) if v.node is not None]
         return {**inputs, **dict(zip(made, self.run(self.graph(made)) if made else (), strict=True))}
 
@@ -61,13 +61,13 @@ def observing(look: Callable[[Observed], None], reason: str) -> Iterator[None]:
 
     What ``torch.compile`` has compiled runs as it was written.
     """
-    eager.forget_as_you_go(True)
+    eager_mode.forget_as_you_go(True)
     try:
         with uncompiled(), observed_now(look):
             yield
             step.cut(reason)
     finally:
-        eager.forget_as_you_go(False)
+        eager_mode.forget_as_you_go(False)
 
 
 def uncompiled() -> AbstractContextManager[object]:

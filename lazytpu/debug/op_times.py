@@ -15,9 +15,9 @@ from lazytpu.debug.hlo import Instruction, parse
 from lazytpu.debug.inspect import optimized_hlo_of
 from lazytpu.debug.links import Names, origins
 from lazytpu.debug.report.measured import CALLS, measured
+from lazytpu.diagnosis import events
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node
-from lazytpu.reporting import events
 
 UNKNOWN = "(XLA)"
 """The name for what XLA does by itself, such as copies."""

@@ -15,11 +15,11 @@ from jax import numpy as jnp
 from torch._decomp import decomposition_table
 
 from lazytpu.config import config
+from lazytpu.dispatch.composites import FUSED
 from lazytpu.dtypes import to_numpy
 from lazytpu.errors import LazyTPUError
 from lazytpu.export.signature import ArraySpec, Signature, dump_spec
-from lazytpu.interop.fx import evaluate, function_of, host_array
-from lazytpu.kernels.composites import FUSED
+from lazytpu.frontends.fx.evaluate import evaluate, function_of, host_array
 from lazytpu.lowering.registry import lowering_for, rule_of
 
 PORTABLE = "portable"  # a platform that no rule knows, so each takes its general form

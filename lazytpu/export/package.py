@@ -17,17 +17,18 @@ import jax
 import torch
 from jax import numpy as jnp
 
-from lazytpu import metrics, random
+from lazytpu import random
 from lazytpu.config import config
 from lazytpu.errors import ArtifactError
-from lazytpu.executing import runtime, serialized
 from lazytpu.export.convert import Converted
 from lazytpu.export.files import MANIFEST, checked, contents_of, manifest_of
 from lazytpu.export.loading import module_of
 from lazytpu.export.program import PLATFORMS, StableHLOModule, converted, device_of, notes
-from lazytpu.interop.arrays import from_jax, share_buffer
+from lazytpu.frontends.jax.arrays import from_jax, share_buffer
 from lazytpu.lowering.registry import lowering_for
-from lazytpu.reporting import logs
+from lazytpu.observe import logs, metrics
+from lazytpu.runtime import client
+from lazytpu.runtime.disk_cache import serialized
 
 EXECUTABLE, SEAL = "executable.bin", "manifest.json.sha256"
 _DIGEST, _CHUNK = 64, 1 << 20  # bytes
@@ -143,7 +144,7 @@ def _converted_for_all(program: torch.export.ExportedProgram) -> Converted:
         return converted(program, False, _EVERYWHERE)
     except (NotImplementedError, ValueError) as error:
         _note("the StableHLO of the package is for this platform alone: %s", str(error).partition("\n")[0])
-        return converted(program, False, (PLATFORMS[runtime.platform()],))
+        return converted(program, False, (PLATFORMS[client.platform()],))
 
 
 def _compiled(made: Converted) -> Any:
@@ -157,14 +158,14 @@ def _compiled(made: Converted) -> Any:
     with (
         jax.enable_x64(True),
         jax.default_matmul_precision(config.matmul_precision),
-        lowering_for(runtime.platform()),
+        lowering_for(client.platform()),
     ):
         return jax.jit(step, donate_argnums=0).trace([], types).lower().compile()
 
 
 def target() -> list[str]:
     """What an executable is for: platform, its version, kind of device and processor, and the jaxlib that calls it."""
-    platform, platform_version, kind, processor = serialized.device_facts(runtime.device())
+    platform, platform_version, kind, processor = serialized.device_facts(client.device())
     host = f"processor {sha256(processor.encode()).hexdigest()[:12]}" if processor else ""
     return [platform, platform_version, kind, host, f"jax {jax.__version__}", f"jaxlib {version('jaxlib')}"]
 
@@ -293,7 +294,7 @@ def _load_executable(loaded: Package, file: _File) -> str:
 
 
 def _need_platform(loaded: Package, place: str) -> None:
-    here = PLATFORMS[runtime.platform()]
+    here = PLATFORMS[client.platform()]
     if here not in loaded.exported.platforms:
         raise ArtifactError(
             f"{place} has programs for {', '.join(loaded.exported.platforms)}, and this process runs on {here}",

@@ -12,19 +12,20 @@ import torch
 from jax import numpy as jnp
 from torch.utils._pytree import tree_unflatten
 
-from lazytpu import metrics, random
+from lazytpu import random
 from lazytpu.dtypes import to_numpy
-from lazytpu.executing import runtime
 from lazytpu.export import files
 from lazytpu.export.convert import Converted, Weights, convert
 from lazytpu.export.signature import ArraySpec, Signature, load_spec
 from lazytpu.export.tensorflow import save_as_saved_model
 from lazytpu.export.versions import versions
-from lazytpu.interop.arrays import from_jax
-from lazytpu.interop.call import call_jax
-from lazytpu.interop.fx import host_array
-from lazytpu.ir.site import line_here
-from lazytpu.recording.record import is_device_tensor
+from lazytpu.frontends.fx.evaluate import host_array
+from lazytpu.frontends.jax.arrays import from_jax
+from lazytpu.frontends.jax.call import call_jax
+from lazytpu.location.site import line_here
+from lazytpu.observe import metrics
+from lazytpu.runtime import client
+from lazytpu.tracing.record import is_device_tensor
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 
@@ -117,7 +118,7 @@ class StableHLOModule:
         else:
             outputs = self._run([host_array(x) if isinstance(x, torch.Tensor) else x for x in given])
             if tensors or not given:
-                outputs = [runtime.to_host(x).clone() for x in outputs]
+                outputs = [client.to_host(x).clone() for x in outputs]
         self._update(given, outputs)
         return tree_unflatten([_result(r, outputs) for r in self.signature.results], load_spec(self.signature.out_spec))
 
@@ -147,7 +148,7 @@ class StableHLOModule:
         known = self._on_device.get(name)
         if known is None or known[0] is not host:
             with jax.enable_x64(True):
-                array = jax.device_put(np.array(host, copy=True), runtime.device())
+                array = jax.device_put(np.array(host, copy=True), client.device())
             known = self._on_device[name] = (host, (array, from_jax(array)))
         return known[1]
 
@@ -243,7 +244,7 @@ def stablehlo(
         raise TypeError(
             f"stablehlo takes what torch.export.export(module, args) returns, not a {type(exported_program).__name__}"
         )
-    made = converted(exported_program, inline_weights, tuple(platforms or (PLATFORMS[runtime.platform()],)))
+    made = converted(exported_program, inline_weights, tuple(platforms or (PLATFORMS[client.platform()],)))
     return StableHLOModule(made.exported, made.signature, made.weights, notes(made, metadata))
 
 

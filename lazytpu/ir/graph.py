@@ -26,9 +26,9 @@ class Graph:
             outputs that do.
         counts: lengths of the arrays of floats, ints and complex numbers.
         checked: whether the last result is the report of positions out of range (lowering/bounds.py).
-        uniform: (kind, start, stop) of numbers that are one and the same, see `lazytpu.ir.uniform`.
+        uniform: (kind, start, stop) of numbers that are one and the same, see `lazytpu.passes.uniform_scalars`.
         packed: how many of the last outputs, all of one dtype, the program gives as one flat array: a result of its own
-            costs more than to compute it, where it is small (`lazytpu.replaying.capture`).
+            costs more than to compute it, where it is small (`lazytpu.frontends.replay.capture`).
     """
 
     nodes: tuple[Node, ...]

@@ -6,7 +6,7 @@ children.  A hit makes nothing.  A miss makes one `Node`, and the place where tw
 explanation of a recompilation.
 
 Everything in a key hashes by identity or is an int, str, dtype or tuple of these, so that a look-up
-never runs Python code: this is what makes the commit of an op (see recording/record.py) indivisible.
+never runs Python code: this is what makes the commit of an op (see tracing/record.py) indivisible.
 """
 
 from __future__ import annotations

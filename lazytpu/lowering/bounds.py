@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazytpu.lowering.rules.operands import cast, is_integral, result_dtype
+from lazytpu.lowering.support.operands import cast, is_integral, result_dtype
 
 aten = torch.ops.aten
 DIVISOR = -1  # in place of the dimension: it is no position but a divisor, which must not be 0

@@ -21,17 +21,17 @@ from lazytpu.dtypes import to_numpy, to_torch, type_name
 from lazytpu.errors import LoweringError, UnsupportedOpError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.layout import Layout
-from lazytpu.ir.site import Site
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value, operands
+from lazytpu.location.site import Site
 from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
+from lazytpu.lowering.foreach_groups import elements_of, is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
 from lazytpu.lowering.registry import is_strided, rule_of, target_platform
-from lazytpu.lowering.rows import elements_of, is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
-from lazytpu.lowering.rules.operands import rounded
+from lazytpu.lowering.support.operands import rounded
 
 Type = jax.ShapeDtypeStruct
 _IGNORED = {"device", "layout", "pin_memory", "non_blocking"}  # arguments that say nothing about the computation

@@ -9,14 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lazytpu.quantization.numbers import (
-    along,
-    integer_conv,
-    integer_linear,
-    largest,
-    scale_for,
-    to_integers,
-)
+from lazytpu.quantization.numbers import along, integer_conv, integer_linear, largest, scale_for, to_integers
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from lazytpu.kernels.general import functional
+from lazytpu.dispatch.general import functional
 from lazytpu.lowering.rules import integer_products
 
 DTYPES = {8: torch.int8, 16: torch.int16}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from lazytpu.dynamo import backend
-from lazytpu.torch_api.after_import import after_import
+from lazytpu.frontends.dynamo import backend
+from lazytpu.torch_backend.after_import import after_import
 
 _NAMES = ("openxla", "openxla_eval")
 

@@ -9,8 +9,8 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
-from lazytpu.lowering.rules import complex_functions
-from lazytpu.lowering.rules.operands import cast, compute_dtype, operand, operands, pointwise, quotient, rounding
+from lazytpu.lowering.support import complex_functions
+from lazytpu.lowering.support.operands import cast, compute_dtype, operand, operands, pointwise, quotient, rounding
 
 aten = torch.ops.aten
 

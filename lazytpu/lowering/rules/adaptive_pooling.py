@@ -7,8 +7,8 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype
 from lazytpu.lowering.rules.pooling import _along, _reduce_max, scattered
+from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
 

@@ -11,10 +11,10 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules import attention_blocks as blocks
 from lazytpu.lowering.rules.matmul import product
-from lazytpu.lowering.rules.operands import compute_dtype
 from lazytpu.lowering.rules.random import mask
+from lazytpu.lowering.support import attention_blocks as blocks
+from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
 

@@ -20,7 +20,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers_each
-from lazytpu.lowering.rules.operands import pointwise
+from lazytpu.lowering.support.operands import pointwise
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
-from lazytpu.lowering.rules.operands import cast, is_complex, operand, operands
+from lazytpu.lowering.support.operands import cast, is_complex, operand, operands
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers_each
-from lazytpu.lowering.rules.operands import cast, operands, pointwise, result_dtype
+from lazytpu.lowering.support.operands import cast, operands, pointwise, result_dtype
 
 aten = torch.ops.aten
 

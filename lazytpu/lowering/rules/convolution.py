@@ -10,8 +10,8 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import forced, lowers, target_platform
-from lazytpu.lowering.rules import conv_groups, conv_matmul, conv_narrow
-from lazytpu.lowering.rules.operands import compute_dtype
+from lazytpu.lowering.support import conv_groups, conv_matmul, conv_narrow
+from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
-from lazytpu.lowering.rules.operands import cast, is_complex, is_floating, spread
+from lazytpu.lowering.support.operands import cast, is_complex, is_floating, spread
 
 aten = torch.ops.aten
 

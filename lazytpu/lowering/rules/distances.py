@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from jax import lax
 
-from ..registry import lowers
-from .indexing import read, write
-from .reductions import axes_of, keep, wide
+from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.indexing import read, write
+from lazytpu.lowering.rules.reductions import axes_of, keep, wide
 
 aten = torch.ops.aten
 

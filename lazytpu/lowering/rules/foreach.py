@@ -1,6 +1,6 @@
 """Foreach ops: the rule of the op on one tensor, applied to each element of the lists.
 
-In a graph most are lowered tensor by tensor (`lazytpu.lowering.rows`), by `element_rule`.
+In a graph most are lowered tensor by tensor (`lazytpu.lowering.foreach_groups`), by `element_rule`.
 """
 
 from functools import partial
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import torch
 
 from lazytpu.lowering.registry import lowers, rule_of
-from lazytpu.lowering.rules.operands import compute_dtype
-from lazytpu.torch_api.versions import passing_op
+from lazytpu.lowering.support.operands import compute_dtype
+from lazytpu.torch_backend.versions import passing_op
 
 aten = torch.ops.aten
 

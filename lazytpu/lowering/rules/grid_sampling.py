@@ -16,7 +16,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype, rounded
+from lazytpu.lowering.support.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
 

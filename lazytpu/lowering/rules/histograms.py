@@ -7,10 +7,10 @@ import math
 import jax.numpy as jnp
 import torch
 
-from ..registry import lowers
-from .indexing import write
-from .operands import compute_dtype, rounded
-from .sorting import lower_bound
+from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.indexing import write
+from lazytpu.lowering.rules.sorting import lower_bound
+from lazytpu.lowering.support.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
 

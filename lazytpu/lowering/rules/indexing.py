@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from ..registry import lowers
-from .operands import cast, compute_dtype, rounded
-from .shape import axis_of
+from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.shape import axis_of
+from lazytpu.lowering.support.operands import cast, compute_dtype, rounded
 
 aten = torch.ops.aten
 

@@ -6,8 +6,8 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype
-from lazytpu.torch_api.versions import passing_op
+from lazytpu.lowering.support.operands import compute_dtype
+from lazytpu.torch_backend.versions import passing_op
 
 aten = torch.ops.aten
 

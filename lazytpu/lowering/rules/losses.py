@@ -7,7 +7,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype, operands, rounded, rounding
+from lazytpu.lowering.support.operands import compute_dtype, operands, rounded, rounding
 
 aten = torch.ops.aten
 

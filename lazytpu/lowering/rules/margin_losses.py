@@ -5,7 +5,7 @@ import torch
 
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.losses import MEAN, NONE, reduced
-from lazytpu.lowering.rules.operands import compute_dtype
+from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import rounded
+from lazytpu.lowering.support.operands import rounded
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
-from lazytpu.lowering.rules import complex_functions
-from lazytpu.lowering.rules.operands import (
+from lazytpu.lowering.support import complex_functions
+from lazytpu.lowering.support.operands import (
     cast,
     compute_dtype,
     is_complex,

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-
-from .operands import cast, quotient, result_dtype, rounded
-from .quantize import _rounded as to_nearest_even
+from lazytpu.lowering.rules.quantize import _rounded as to_nearest_even
+from lazytpu.lowering.support.operands import cast, quotient, result_dtype, rounded
 
 _PER_TENSOR = ("default", "tensor", "tensor2")
 _F32 = jnp.float32

@@ -25,8 +25,8 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each, target_platform
-from lazytpu.lowering.rules.operands import cast, compute_dtype, is_floating, operand, operands, spread
-from lazytpu.lowering.rules.sort_keys import places_in_order
+from lazytpu.lowering.support.operands import cast, compute_dtype, is_floating, operand, operands, spread
+from lazytpu.lowering.support.sort_keys import places_in_order
 
 aten = torch.ops.aten
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from ..registry import lowers
-from .complex_functions import exp
-from .operands import cast, quotient
-from .shape import axis_of
+from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.shape import axis_of
+from lazytpu.lowering.support.complex_functions import exp
+from lazytpu.lowering.support.operands import cast, quotient
 
 aten = torch.ops.aten
 

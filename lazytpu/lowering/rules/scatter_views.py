@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from ..registry import lowers
-from .indexing import scatter_along
-from .shape import axis_of, first_index, is_static, strided_extent, strided_index, strided_order
+from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.indexing import scatter_along
+from lazytpu.lowering.rules.shape import axis_of, first_index, is_static, strided_extent, strided_index, strided_order
 
 aten = torch.ops.aten
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from ..registry import lowers
-from .indexing import neutral, read, scatter_along, write
-from .sorting import lower_bound
+from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.rules.indexing import neutral, read, scatter_along, write
+from lazytpu.lowering.rules.sorting import lower_bound
 
 aten = torch.ops.aten
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from ...dtypes import to_numpy
-from ..registry import lowers, lowers_each
+from lazytpu.dtypes import to_numpy
+from lazytpu.lowering.registry import lowers, lowers_each
 
 aten = torch.ops.aten
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import torch
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype, rounded
+from lazytpu.lowering.support.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
 

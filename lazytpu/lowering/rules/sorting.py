@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from jax import lax
 
-from ..registry import lowers, target_platform
-from .equal_values import can_be_followed, elements, kth_places, top_places
-from .indexing import gather
-from .operands import result_dtype
-from .reductions import axes_of, wide
-from .shape import axis_of
-from .sort_keys import at_places, order_key, places_as_introsort, places_in_order
+from lazytpu.lowering.registry import lowers, target_platform
+from lazytpu.lowering.rules.indexing import gather
+from lazytpu.lowering.rules.reductions import axes_of, wide
+from lazytpu.lowering.rules.shape import axis_of
+from lazytpu.lowering.support.equal_values import can_be_followed, elements, kth_places, top_places
+from lazytpu.lowering.support.operands import result_dtype
+from lazytpu.lowering.support.sort_keys import at_places, order_key, places_as_introsort, places_in_order
 
 aten = torch.ops.aten
 

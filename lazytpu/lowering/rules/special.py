@@ -11,8 +11,8 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
-from lazytpu.lowering.rules.operands import cast, operand, operands, pointwise, rounding
 from lazytpu.lowering.rules.pointwise import times_log
+from lazytpu.lowering.support.operands import cast, operand, operands, pointwise, rounding
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.operands import compute_dtype
-from lazytpu.lowering.rules.upsampling_bytes import resample_bytes
+from lazytpu.lowering.support.operands import compute_dtype
+from lazytpu.lowering.support.upsampling_bytes import resample_bytes
 
 aten = torch.ops.aten
 

@@ -11,8 +11,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-
-from .sorting import sorted_pair
+from lazytpu.lowering.rules.sorting import sorted_pair
 
 library = torch.library.Library("lazytpu", "FRAGMENT")
 library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> (Tensor kept, Tensor count)")

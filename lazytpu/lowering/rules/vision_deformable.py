@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-
-from .operands import compute_dtype
+from lazytpu.lowering.support.operands import compute_dtype
 
 
 def _sample(planes, y, x):

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-
-from .operands import compute_dtype, quotient
+from lazytpu.lowering.support.operands import compute_dtype, quotient
 
 
 def _align(rois, scale, pooled, ratio, offset, least):

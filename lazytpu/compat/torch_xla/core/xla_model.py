@@ -39,9 +39,9 @@ from lazytpu.compat.torch_xla.core.collectives import (
     xla_rendezvous,
 )
 from lazytpu.compat.torch_xla.core.rate import RateTracker
-from lazytpu.executing import runtime
 from lazytpu.export.portable import bytecode_of
-from lazytpu.recording.record import is_device_tensor
+from lazytpu.runtime import client
+from lazytpu.tracing.record import is_device_tensor
 
 __getattr__ = lacking.names_of(__name__)
 
@@ -73,7 +73,7 @@ def xla_device_hw(device: str | torch.device) -> str:
 
 def xla_device_kind(device: str | torch.device | None = None) -> str:
     """What the maker calls the device."""
-    return str(runtime.device().device_kind)
+    return str(client.device().device_kind)
 
 
 def device_type() -> str:
@@ -120,9 +120,9 @@ def master_print(*args: Any, fd: TextIO | None = None, local: bool = False, flus
 def get_memory_info(device: Any = None) -> MemoryInfo:
     """Bytes in use and bytes there are on the device."""
     return {
-        "bytes_used": runtime.memory_allocated(),
-        "bytes_limit": runtime.memory_limit(),
-        "peak_bytes_used": runtime.memory_peak(),
+        "bytes_used": client.memory_allocated(),
+        "bytes_limit": client.memory_limit(),
+        "peak_bytes_used": client.memory_peak(),
     }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lazytpu import metrics
 from lazytpu.compat import lacking
-from lazytpu.reporting.metrics_xla import COUNTERS, METRICS, SIZES
+from lazytpu.observe import metrics
+from lazytpu.observe.metrics_xla import COUNTERS, METRICS, SIZES
 
 __getattr__ = lacking.names_of(__name__)
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from lazytpu import profiler
 from lazytpu.compat import lacking
 from lazytpu.compat.torch_xla.core import xla_model
+from lazytpu.debug import profiler
 
 __getattr__ = lacking.names_of(__name__)
 

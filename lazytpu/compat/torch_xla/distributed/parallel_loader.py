@@ -9,7 +9,7 @@ import torch
 
 from lazytpu.compat import lacking
 from lazytpu.compat.torch_xla.core import xla_model
-from lazytpu.loader import DeviceLoader
+from lazytpu.frontends.loader import DeviceLoader
 
 __getattr__ = lacking.names_of(__name__)
 

@@ -1,0 +1,319 @@
+"""What happened at each compilation, forced cut and fallback, kept for `lazytpu.explain` and the log."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from lazytpu.config import config
+from lazytpu.diagnosis.cause import Cause
+from lazytpu.errors import CompileBudgetError
+from lazytpu.ir.graph import Graph
+from lazytpu.ir.tree import trace
+from lazytpu.location.site import UNKNOWN, Site
+from lazytpu.observe import logs, metrics
+
+
+class CompileBudgetWarning(UserWarning):
+    """More graphs were compiled than ``lazytpu.config.max_compiles``, with ``max_compiles_action = "warn"``."""
+
+
+_TIMED_EVERY, _TIMED_AFTER_S = 100, 0.5  # runs of a graph, and seconds, from one that is timed to the next
+
+
+@dataclass(slots=True)
+class Usage:
+    """How a compiled graph was used.
+
+    Attributes:
+        number: of its compilation, counted from 1; 0 before it is noted.
+        runs: how often it was started.
+        run_s: what the device takes, from the runs that were timed; 0 where none was.
+        timed_at: when the last of them began, by `time.perf_counter`.
+        record_s: what recording it takes, estimated (pace.py); 0 where it is not known yet.
+    """
+
+    number: int = 0
+    runs: int = 0
+    run_s: float = 0.0
+    timed_at: float = 0.0
+    record_s: float = 0.0
+
+    def is_due(self) -> bool:
+        """Whether the run that begins is to be waited for and timed, which takes as long as a few short ones."""
+        if self.run_s and self.runs != 2:
+            if self.runs % _TIMED_EVERY or time.perf_counter() - self.timed_at < _TIMED_AFTER_S:
+                return False
+        self.timed_at = time.perf_counter()
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """One compiled graph.
+
+    Attributes:
+        number: counts from 1.
+        graph: what was compiled.
+        cause: why.
+        seconds: for lowering and XLA together, or for loading it.
+        reference: a weak one to the runtime's executable, which is freed when `runtime` forgets it.
+        usage: how it was used.
+        loaded: it was compiled by an earlier process and came from the disk cache.
+        flags: torch's own flags at the time, see `torch_flags`.
+        end: where it was cut.
+        names: number of an input that was a parameter or buffer to its name.
+    """
+
+    number: int
+    graph: Graph
+    cause: Cause
+    seconds: float
+    reference: weakref.ref[Any]
+    usage: Usage
+    loaded: bool = False
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    end: Site = UNKNOWN
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def executable(self) -> Any:
+        """The runtime's executable, or None where it has been forgotten."""
+        return self.reference()
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often something happened at a line, and the seconds it took."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Counts one more."""
+        self.count += 1
+        self.seconds += seconds
+
+
+compilations: list[Compilation] = []
+cuts: dict[tuple[str, str], Tally] = {}  # (what forced it, line): how often, and how long it waited for the device
+reads: dict[tuple[str, str], Tally] = {}  # the same for reads and waits that found nothing to cut
+fallbacks: dict[tuple[str, str], Tally] = {}  # (op, line)
+promotions: Counter[tuple[str, str, str]] = Counter()  # (op, argument, line) -> 1
+unreplayed: Counter[tuple[str, str]] = Counter()  # (function, why it is recorded in every call) -> 1
+rerecorded: Counter[tuple[str, str]] = Counter()  # (function, what changed around it) -> how often it was recorded anew
+
+# Called with each compilation, once it is done.
+listeners: list[Callable[[Compilation], None]] = []
+MAX_KEPT = 1000
+_SAME_PATH = ("live", "donation", "setting", "longer", "shorter", "forgotten")  # kinds whose paths do not part
+_total = 0
+_resumed = 0  # number of the graph that was begun by the latest forced cut
+
+
+def compiled(
+    graph: Graph, cause: Cause, executable: Any, end: Site = UNKNOWN, names: Mapping[int, str] | None = None
+) -> None:
+    """Notes a compilation, logs it and tells the listeners.
+
+    Args:
+        end: where the graph was cut.
+        names: number of an input that is a parameter or buffer to its name.
+
+    Raises:
+        CompileBudgetError: it is one too many for ``config.max_compiles``, and ``config.max_compiles_action`` is
+            ``error``.
+    """
+    global _total
+    _total += 1
+    loaded = bool(executable.load_s)
+    seconds = executable.load_s if loaded else executable.lower_s + executable.compile_s
+    executable.usage.number = _total
+    flags = torch_flags()
+    cause = _with_changes(cause, executable.difference, flags)
+    used = weakref.ref(executable), executable.usage
+    event = Compilation(_total, graph, cause, seconds, *used, loaded, flags, end, names or {})
+    compilations.append(event)
+    del compilations[:-MAX_KEPT]
+    logs.note("compile", "%s", one_line(event))
+    for listener in listeners:
+        listener(event)
+    done = metrics.counter("compile") + metrics.counter("disk_hit")  # a warm cache must not hide a recompilation
+    if config.max_compiles and done > config.max_compiles:
+        _over_budget(event, done)
+
+
+def torch_flags() -> dict[str, Any]:
+    """Flags of torch that change which ops are run, by the name under which they are read."""
+    return {
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "torch.is_anomaly_enabled()": torch.is_anomaly_enabled(),
+        "torch.backends.mha.get_fastpath_enabled()": torch.backends.mha.get_fastpath_enabled(),
+    }
+
+
+def _with_changes(cause: Cause, difference: str, flags: Mapping[str, Any]) -> Cause:
+    """The cause, with the versions, settings and flags that changed since the graph was compiled, or one like it."""
+    if difference and cause.kind != "setting":
+        text = f"{cause.text}; the disk cache has it, but {difference}"
+        return replace(cause, kind="version" if not cause.known else cause.kind, text=text)
+    known = next((e for e in reversed(compilations) if e.number == cause.known), None)
+    if cause.kind == "first" and compilations:
+        known = compilations[-1]
+    if known is None or cause.kind in _SAME_PATH:
+        return cause
+    changed = [f"{n} was {known.flags[n]} and is {v}" for n, v in flags.items() if known.flags.get(n, v) != v]
+    return replace(cause, kind="flag", text=f"{cause.text}; {', '.join(changed)}") if changed else cause
+
+
+def _over_budget(event: Compilation, done: int) -> None:
+    cause = event.cause
+    was = f" (was {cause.other.describe()})" if _has_other_line(cause) else ""
+    error = CompileBudgetError(
+        f"{done} graphs were compiled; lazytpu.config.max_compiles is {config.max_compiles}",
+        at=cause.site.describe() + was,
+        given="; ".join(filter(None, (text_of(cause), cause.given))),
+        do=cause.remedy or "see lazytpu.explain()",
+    )
+    if config.max_compiles_action == "error":
+        raise error
+    warnings.warn_explicit(str(error), CompileBudgetWarning, cause.site.file or "?", cause.site.line)
+
+
+def number_of(executable: Any) -> int:
+    """The number of the compiled graph that an executable belongs to."""
+    return int(executable.usage.number)
+
+
+def end_of(number: int) -> Site:
+    """Where the graph of that number was cut; `UNKNOWN` where that is not kept."""
+    return next((e.end for e in reversed(compilations) if e.number == number), UNKNOWN)
+
+
+def name_of(number: int, index: int) -> str:
+    """What an input of the graph of that number was called when it was compiled; empty where that is not known."""
+    return next((e.names.get(index, "") for e in reversed(compilations) if e.number == number), "")
+
+
+def compiled_before() -> int:
+    """How many graphs were compiled in this process."""
+    return _total
+
+
+def op_counts() -> Iterator[tuple[str, int]]:
+    """(aten name, how often it ran) for each op of each graph kept here."""
+    total: Counter[str] = Counter()
+    for event in compilations:
+        for node in event.graph.nodes:
+            total[node.op.name] += event.usage.runs
+    yield from ((name, n) for name, n in total.items() if n)
+
+
+def text_of(cause: Cause) -> str:
+    """``parts from graph 2 at op 3 aten.view ...``: the cause in words, with the graph it was compared with."""
+    if not cause.known:
+        return cause.text
+    if cause.kind in _SAME_PATH:
+        return f"is graph {cause.known}, but {cause.text}"
+    return f"parts from graph {cause.known} at {cause.text}"
+
+
+def lines_of(event: Compilation) -> list[str]:
+    """What `lazytpu.explain` prints about a compilation: the cause, both lines of code, and what to do."""
+    cause = event.cause
+    source = " from disk" if event.loaded else ""
+    lines = [f"{event.number}  {len(event.graph.nodes)} ops, {event.seconds:.2f} s{source}: {text_of(cause)}"]
+    lines.append(f"   at   {cause.site.describe()}")
+    if _has_other_line(cause):
+        lines.append(f"   was  {cause.other.describe()}")
+    lines += [f"   {label} {text}" for label, text in (("with", cause.given), ("do  ", cause.remedy)) if text]
+    return lines
+
+
+def _has_other_line(cause: Cause) -> bool:
+    return bool(cause.other.file) and cause.other != cause.site
+
+
+def one_line(event: Compilation) -> str:
+    """``compiled graph 2: 153 ops in 1.90 s: <cause> (train.py:44  Net.head)``; ``loaded`` where it came from disk."""
+    cause = event.cause
+    was = f", was {cause.other.describe()}" if _has_other_line(cause) else ""
+    text = "; ".join(filter(None, (text_of(cause), cause.given)))
+    verb = "loaded" if event.loaded else "compiled"
+    graph = f"{verb} graph {event.number}: {len(event.graph.nodes)} ops in {event.seconds:.2f} s"
+    return f"{graph}: {text} ({cause.site.describe()}{was})"
+
+
+def cut(reason: str, line: str) -> None:
+    """Notes a cut that something other than ``mark_step`` forced, when it is done."""
+    global _resumed
+    _resumed = trace.recorded_step
+    cuts.setdefault((reason, line), Tally()).count += 1
+    if logs.is_on("cut"):
+        logs.note("cut", "cut by %s at %s", reason, line)
+
+
+def is_resumed() -> bool:
+    """Whether the graph that is recorded, or is being cut, begins after a cut that something forced."""
+    return _resumed == trace.recorded_step
+
+
+def waited(reason: str, line: str, seconds: float, *, after_cut: bool) -> None:
+    """Notes how long the device was waited for at a line.
+
+    Args:
+        reason: what reads, as given to `cut`.
+        after_cut: whether it had to cut first, which `cut` has noted.
+    """
+    if after_cut and (reason, line) in cuts:
+        cuts[reason, line].seconds += seconds
+    else:
+        reads.setdefault((reason, line), Tally()).add(seconds)
+    if logs.is_on("cut"):
+        logs.note("cut", "%s at %s waited %.1f ms", reason, line, 1e3 * seconds)
+
+
+def fell_back(op: str, line: str, seconds: float) -> None:
+    """Notes that an op ran on the CPU for want of a lowering."""
+    fallbacks.setdefault((op, line), Tally()).add(seconds)
+    if logs.is_on("fallback"):
+        logs.note("fallback", "%s ran on the CPU at %s, %.1f ms", op, line, 1e3 * seconds)
+
+
+def promoted(op: str, argument: str, line: str) -> None:
+    """Notes that a number became an input because it was seen to change."""
+    promotions[op, argument, line] += 1
+    if logs.is_on("promote"):
+        logs.note("promote", "argument %r of %s is an input from now on, because it changed, at %s", argument, op, line)
+
+
+def not_replayed(function: str, problem: str) -> None:
+    """Notes that a function given to `lazytpu.compile` keeps being recorded."""
+    unreplayed[function, problem] += 1
+    logs.note("compile", "%s is recorded in every call: %s", function, problem, level=logs.LEVELS["warning"])
+
+
+def recorded_again(function: str, change: str) -> None:
+    """Notes that a function given to `lazytpu.compile` is recorded anew, because of a change around it."""
+    rerecorded[function, change] += 1
+    if logs.is_on("compile"):
+        logs.note("compile", "%s is recorded again: %s", function, change)
+
+
+def reset() -> None:
+    """Forgets everything noted (compilations keep counting)."""
+    compilations.clear()
+    for noted in (cuts, reads, fallbacks, promotions, unreplayed, rerecorded):
+        noted.clear()
+
+
+metrics.on_reset(reset)
+metrics.use_op_counts(op_counts)

@@ -1,0 +1,225 @@
+"""Kernels of ops that torch has only as one fused kernel: written in other torch ops, which are recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+
+from lazytpu.dispatch.general import call_meta, on_other_device, record_new
+from lazytpu.dispatch.handwritten import kernel
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.op_schema import aten, op_of
+from lazytpu.tensors.tensor import LazyTensor
+from lazytpu.tracing.record import is_device_tensor
+
+
+@kernel("_native_multi_head_attention")
+def native_multi_head_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    proj_weight: Any,
+    proj_bias: Any,
+    mask: Any = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Any, Any]:
+    """The inference path of ``nn.MultiheadAttention``; a mask is True where attention is switched off."""
+    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
+    heads = [
+        F.linear(x, w, b).unflatten(-1, (num_head, embed_dim // num_head)).transpose(1, 2)
+        for x, w, b in zip((query, key, value), weights, biases, strict=True)
+    ]
+    scores = (heads[0] * (embed_dim // num_head) ** -0.5) @ heads[1].transpose(-2, -1)
+    if mask is not None:
+        scores = scores.masked_fill(_four_dims(mask, mask_type), float("-inf"))
+    attention = torch.nan_to_num(scores.softmax(-1))  # a row that sees nothing attends to nothing
+    out = F.linear((attention @ heads[2]).transpose(1, 2).flatten(-2), proj_weight, proj_bias)
+    if not need_weights:
+        return out, torch.empty(0, dtype=out.dtype, device=out.device)
+    return out, attention.mean(1) if average_attn_weights else attention
+
+
+def _four_dims(mask: torch.Tensor, mask_type: int | None) -> torch.Tensor:
+    """A mask for scores [N, heads, L, S]; type 0 is [L, S], type 1 [N, S], type 2 has all dimensions."""
+    mask = mask.to(torch.bool)
+    if mask.dim() == 4:
+        return mask
+    return mask[:, None, None, :] if mask_type == 1 else mask if mask.dim() == 2 else mask[:, None]
+
+
+@kernel("_transformer_encoder_layer_fwd")
+def transformer_encoder_layer_fwd(
+    src: Any,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    proj_weight: Any,
+    proj_bias: Any,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Any,
+    norm_bias_1: Any,
+    norm_weight_2: Any,
+    norm_bias_2: Any,
+    ffn_weight_1: Any,
+    ffn_bias_1: Any,
+    ffn_weight_2: Any,
+    ffn_bias_2: Any,
+    mask: Any = None,
+    mask_type: int | None = None,
+) -> Any:
+    """The inference path of ``nn.TransformerEncoderLayer``."""
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        out: torch.Tensor = native_multi_head_attention(
+            x, x, x, embed_dim, num_heads, *projections, mask, False, True, mask_type
+        )[0]
+        return out
+
+    def feed_forward(x: torch.Tensor) -> torch.Tensor:
+        hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
+
+    def norm(x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+        out: torch.Tensor = F.layer_norm(x, (embed_dim,), weight, bias, eps)
+        return out
+
+    if norm_first:
+        src = src + attend(norm(src, norm_weight_1, norm_bias_1))
+        return src + feed_forward(norm(src, norm_weight_2, norm_bias_2))
+    src = norm(src + attend(src), norm_weight_1, norm_bias_1)
+    return norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
+
+
+FUSED: dict[Any, Any] = {
+    aten._native_multi_head_attention.default: native_multi_head_attention,
+    aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer_fwd,
+}
+"""Ops of the inference paths of modules to what they are made of, for torch's tracers."""
+
+
+@kernel("_nested_tensor_from_mask_left_aligned")
+def nested_tensor_from_mask_left_aligned(tensor: Any, mask: Any) -> bool:
+    """Asked by ``nn.TransformerEncoder`` before it makes a nested tensor, which this device does not have."""
+    return False
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """``F.scaled_dot_product_attention`` as one node with one gradient node, where the rule knows the case.
+
+    Torch's C++ chooses between forms of attention by a table that a backend in Python cannot reach.
+    """
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    if not _is_one_node(query, key, value, attn_mask, enable_gqa) or (is_causal and attn_mask is not None):
+        return aten.scaled_dot_product_attention.default.decompose(
+            query, key, value, attn_mask, dropout_p, is_causal, **options
+        )
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+        attn_mask = attn_mask.expand(*query.shape[:2], query.shape[2], key.shape[2])
+    if enable_gqa:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    return aten._scaled_dot_product_fused_attention_overrideable.default(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _is_one_node(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> bool:
+    if not all(
+        is_device_tensor(x) and x.dim() == 4 and x.is_floating_point() and x.numel() for x in (query, key, value)
+    ):
+        return False
+    if mask is not None and (mask.dim() > 4 or mask.dtype not in (torch.bool, query.dtype)):
+        return False
+    if not query.dtype == key.dtype == value.dtype or not query.shape[0] == key.shape[0] == value.shape[0]:
+        return False
+    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]:
+        return False
+    return bool(query.shape[1] % key.shape[1] == 0 if enable_gqa else query.shape[1] == key.shape[1])
+
+
+_ATTENTION = op_of(aten._scaled_dot_product_fused_attention_overrideable.default)
+
+
+@kernel("_scaled_dot_product_fused_attention_overrideable")
+def fused_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Records attention; torch wants the lengths among the results as Python numbers."""
+    if on_other_device((query, key, value), {}):
+        return call_meta(_ATTENTION.overload, (query, key, value, *args), kwargs)  # type: ignore[no-any-return]
+    results = list(record_new(_ATTENTION, _ATTENTION.bind((query, key, value, *args), kwargs)))
+    results[4:6] = query.shape[2], key.shape[2]
+    return tuple(results)
+
+
+@kernel("rrelu_with_noise")
+def rrelu_with_noise(x: Any, noise: Any, *args: Any, **kwargs: Any) -> Any:
+    """Its schema returns the result alone, and it writes the slopes to ``noise``."""
+    if on_other_device((x, noise), {}):
+        return call_meta(aten.rrelu_with_noise.default, (x, noise, *args), kwargs)
+    out, slopes = aten.rrelu_with_noise_functional.default(x, noise, *args, **kwargs)
+    noise.copy_(slopes)
+    return out
+
+
+def tensor_split(x: torch.Tensor, sections: torch.Tensor, dim: int = 0) -> Any:
+    """``torch.tensor_split`` with its sections in a tensor, which torch wants on the CPU: it reads them."""
+    return aten.tensor_split.tensor_indices_or_sections.decompose(x, sections.cpu(), dim)
+
+
+_LINEAR = aten.linear.default
+_linear_handle = _LINEAR._handle.redispatch_boxed
+_BELOW_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+# Leads to torch's own derivative of `linear`, which it has for nested tensors and for devices with such a kernel.
+_WITH_GRADIENT = _BELOW_AUTOGRAD.add(torch._C.DispatchKey.AutogradNestedTensor)
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """``F.linear`` as one node with one gradient node, on the way through autograd.
+
+    Torch composes it of a transposition and ``addmm`` on most devices, which are nine nodes with their gradients.  That
+    stays where one derivative for all three arguments would save a tensor that eager does not save, as the
+    user would notice who writes to it.
+    """
+    if type(x) is LazyTensor and type(weight) is LazyTensor and forward_ad._current_level < 0:
+        if x.requires_grad:
+            way = _WITH_GRADIENT if weight.requires_grad else None
+        else:
+            way = None if weight.requires_grad or (bias is not None and bias.requires_grad) else _BELOW_AUTOGRAD
+        if way is None and not torch.is_grad_enabled():
+            way = _BELOW_AUTOGRAD
+        if way is not None and _is_plain(x._s.layout, weight._s.layout, bias):
+            return _linear_handle(way, x, weight, bias)
+    return _LINEAR.decompose(x, weight, bias)
+
+
+def _is_plain(x: Layout, weight: Layout, bias: Any) -> bool:
+    """Whether eager's results and gradients are contiguous and real, and nothing broadcasts."""
+    if not (x.contiguous and weight.contiguous and len(weight.size) == 2 and len(x.size) > 1):
+        return False
+    if 0 in x.size or 0 in weight.size or x.dtype.is_complex:
+        return False
+    return bias is None or (type(bias) is LazyTensor and bias._s.layout.size == weight.size[:1])

@@ -1,0 +1,215 @@
+"""One kernel for each aten overload: what torch's dispatcher calls for a device tensor.
+
+There are four kinds, told apart by the schema: views, functional ops, ops that write (in place or
+``out=``), and the few that need the values (special.py).  ``functional`` and ``in_place`` here are the general
+forms; fast.py generates quicker ones for the common schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from lazytpu.errors import UnsupportedOpError
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.op_schema import ABSENT, Op, OpOverload, aten, op_of
+from lazytpu.ir.tree import Node, Value
+from lazytpu.location import site
+from lazytpu.tensors.storage import Cell, Storage, cell_at, new_storage, resolve
+from lazytpu.tensors.tensor import LazyTensor, make, make_view
+from lazytpu.tracing.record import MixedDevicesError, cell_of, is_device_tensor, lock, record, results_of
+from lazytpu.tracing.rehearsal import call_form, check_overlap, entangled, stand_in
+from lazytpu.tracing.views import write
+
+META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+Kernel = Callable[..., Any]
+_AS_STRIDED = op_of(aten.as_strided.default)
+
+
+def record_new(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None = None) -> Any:
+    """Records an op (see `record`) and returns its results as new tensors."""
+    made: dict[Value, Storage] = {}
+    nodes: list[Node] = []
+
+    def compute() -> list[tuple[Storage, Value]]:
+        nodes[:] = [record(op, bound, layouts=layouts)]
+        return new_storages(nodes[0].values, made)
+
+    write(compute)
+    return results_of(nodes[0], lambda value: make(made[value]))
+
+
+def new_storages(values: Sequence[Value | None], made: dict[Value, Storage]) -> list[tuple[Storage, Value]]:
+    """A new storage for each value, to be written; ``made`` then holds these and no others."""
+    made.clear()
+    made.update({value: new_storage(value.layout) for value in values if value is not None})
+    return [(storage, value) for value, storage in made.items()]
+
+
+def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the call is FakeTensor's: it calls our kernels with meta tensors to learn types."""
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, torch.Tensor):
+            if x.device.type == "meta":
+                return True
+        elif isinstance(x, (list, tuple)) and any(isinstance(e, torch.Tensor) and e.device.type == "meta" for e in x):
+            return True
+    return False
+
+
+def call_meta(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What the op gives for meta tensors."""
+    positional, keywords = call_form(overload, args, kwargs)
+    if "device" in keywords:
+        keywords["device"] = torch.device("meta")
+    return overload(*positional, **keywords)
+
+
+def functional(overload: OpOverload) -> Kernel:
+    """The kernel of an op that makes new tensors."""
+    op = op_of(overload)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return record_new(op, op.bind(args, kwargs))
+        except MixedDevicesError:
+            if on_other_device(args, kwargs):
+                return call_meta(overload, args, kwargs)
+            raise
+
+    return kernel
+
+
+def view(overload: OpOverload) -> Kernel:
+    """The kernel of a view op: a tensor on the same storage, remembered by the layout it came from.
+
+    On a hit the sizes are known and one ``as_strided`` makes the tensor; on a miss torch's own meta kernel
+    does, so a wrong ``view`` raises what eager raises.
+    """
+    op = op_of(overload)
+    lists = op.returns is None
+
+    def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not is_device_tensor(tensor):
+            return call_meta(overload, (tensor, *args), kwargs)
+        storage, layout, known = layouts_of(op, tensor, args, kwargs)
+        if not lists:
+            return _view_tensor(op, tensor, storage, layout, known, args, kwargs)
+        return [make_view(tensor, storage, lay) for lay in known]
+
+    return kernel
+
+
+def layouts_of(op: Op, tensor: torch.Tensor, args: Any, kwargs: Any) -> tuple[Storage, Layout, Any]:
+    """The storage of a tensor, its layout, and the layout (or tuple of layouts) that a view op gives."""
+    storage, layout = resolve(cell_of(tensor))
+    bound = op.bind((tensor, *args), kwargs)[1:]
+    key = (op, *[tuple(b) if type(b) is list else b for b in bound])
+    known = layout.children.get(key)
+    if known is None:
+        known = _new_layouts(op, storage, layout, tuple(b for b in bound if b is not ABSENT))
+        layout.remember(key, known)
+    return storage, layout, known
+
+
+def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[Any, ...]) -> Any:
+    """The layout(s) a view op gives, learned from torch's kernel on a meta tensor that lies the same way."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        made = op.overload(stand_in(storage.layout, layout), *args)
+    several = isinstance(made, (list, tuple))
+    layouts = []
+    for index, out in enumerate(made if several else [made]):
+        geometry = (tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.is_conj() + 2 * out.is_neg())
+        _check_bounds(geometry, layout.root)
+        if op is _AS_STRIDED:  # speaks of memory, not of the tensor it is called on
+            layouts.append(layout.root.child_at(geometry))
+        else:
+            layouts.append(layout.child(op, args, geometry, index if several else None))
+    return tuple(layouts) if several else layouts[0]
+
+
+def _view_tensor(
+    op: Op, tensor: torch.Tensor, storage: Storage, parent: Layout, layout: Layout, args: Any, kwargs: Any
+) -> torch.Tensor:
+    if layout.dtype == parent.dtype and layout.bits == parent.bits:
+        return make_view(tensor, storage, layout)
+    out = op.overload.redispatch(META, tensor, *args, **kwargs)  # as_strided changes neither dtype nor bits
+    out.__class__ = LazyTensor
+    out._s = cell_at(storage, layout)
+    return out  # type: ignore[no-any-return]
+
+
+def _check_bounds(geometry: Any, root: Layout) -> None:
+    size, stride, offset, dtype, _ = geometry
+    if not prod(size):
+        return
+    last = offset + sum((n - 1) * st for n, st in zip(size, stride, strict=True))
+    if (last + 1) * dtype.itemsize > root.nbytes:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
+            f"{dtype.itemsize} requiring a storage size of {(last + 1) * dtype.itemsize} are out of bounds for "
+            f"storage of size {root.nbytes}"
+        )
+
+
+def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
+    """The kernel of an op that writes to its arguments: records the functional twin, then points the
+    storages at its results."""
+    op = op_of(overload, twin)
+    schema = overload._schema
+    written = [op.positions[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    read = [i for i, a in enumerate(op.arguments) if a.kind in ("tensor", "tensors") and i not in written]
+    returned = len(schema.returns)
+    pointwise = torch.Tag.pointwise in overload.tags
+    lists = schema.name.startswith("aten::_foreach")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        bound = op.bind(args, kwargs)
+        targets = flat([bound[i] for i in written])
+        made: dict[Value, Storage] = {}
+
+        def compute() -> list[tuple[Cell, Value | None]]:
+            values = record(op, bound).values
+            return [*zip(cells, values, strict=False), *new_storages(values[len(cells) :], made)]
+
+        try:
+            with lock:
+                if entangled(targets, flat([bound[i] for i in read]), pointwise=pointwise):
+                    if lists:  # torch's composition of it writes one tensor after the other, as eager does
+                        return overload.redispatch(META, *args, **kwargs)
+                    check_overlap(overload, args, kwargs)
+                cells = [cell_of(target) for target in targets]
+                write(compute, held=cells)
+                if lists:  # torch leaves this to the ops it composes them of
+                    increment_version(targets)
+        except MixedDevicesError:
+            if on_other_device(args, kwargs):
+                return call_meta(overload, args, kwargs)
+            raise
+        if returned == 0:
+            return None
+        results = [*(bound[i] for i in written), *map(make, made.values())][:returned]
+        return results[0] if returned == 1 else tuple(results)
+
+    return kernel
+
+
+def flat(bound: Sequence[Any]) -> list[Any]:
+    """Arguments, those of lists one by one."""
+    return [x for b in bound for x in (b if isinstance(b, (list, tuple)) else (b,))]
+
+
+def unsupported(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> UnsupportedOpError:
+    """The error for an op that nothing lowers."""
+    types = [repr(cell_of(x).layout) for x in (*args, *kwargs.values()) if is_device_tensor(x)]
+    name = overload._schema.name + (f".{overload._overloadname}" if overload._overloadname != "default" else "")
+    return UnsupportedOpError(
+        f"{name} has no lowering and no decomposition",
+        at=site.here().describe(),
+        given=", ".join(types),
+        do='add a rule (docs/how-to/add-an-op) or set lazytpu.config.fallback = "cpu"',
+    )

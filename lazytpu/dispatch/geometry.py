@@ -1,0 +1,177 @@
+"""Kernels about where a tensor lies in memory: in-place view ops, ``set_``, ``resize_`` and copies by stride.
+
+The layout is asked of a meta tensor that lies the same way, so torch's own checks and rules hold; then the
+C++ tensor is pointed there and its cell with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazytpu.dispatch.general import META, Kernel, call_meta, layouts_of
+from lazytpu.dispatch.handwritten import kernel
+from lazytpu.ir.layout import Layout, is_dense, root_layout
+from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
+from lazytpu.ir.tree import trace
+from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve
+from lazytpu.tensors.tensor import forget_cell, make
+from lazytpu.torch_backend.saving import settle
+from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
+from lazytpu.tracing.rehearsal import stand_in
+from lazytpu.tracing.views import write
+
+_SLICE_SCATTER = op_of(aten.slice_scatter.default)
+_set = aten.set_.source_Storage_storage_offset
+
+
+def in_place_view(overload: OpOverload) -> Kernel:
+    """The kernel of an op such as ``t_``: the layout that ``t`` gives becomes the tensor's own."""
+    plain = functional_twin(overload)
+    assert plain is not None, overload
+    op = op_of(plain)
+
+    def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not is_device_tensor(tensor):
+            return call_meta(overload, (tensor, *args), kwargs)  # type: ignore[no-any-return]
+        try:
+            storage, _, layout = layouts_of(op, tensor, args, kwargs)
+        except (RuntimeError, IndexError):  # its message names ``t``, not ``t_``
+            storage, layout = resolve(cell_of(tensor))
+            overload(stand_in(storage.layout, layout, "cpu"), *args, **kwargs)
+            raise
+        return _place(tensor, tensor.untyped_storage(), storage, layout)
+
+    return kernel
+
+
+def _place(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage, layout: Layout) -> torch.Tensor:
+    """Makes a tensor lie in ``storage``, whose C++ storage is ``raw``, as ``layout``."""
+    forget_cell(tensor)  # an interrupt in between leaves a tensor that finds its cell again
+    _set.redispatch(META, tensor, raw, layout.offset, layout.size, layout.stride)
+    tensor._s = cell_at(storage, layout)  # type: ignore[attr-defined]
+    return tensor
+
+
+def _place_as(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage, meta: torch.Tensor) -> torch.Tensor:
+    """`_place` where a meta tensor lies, in a storage that is made as large as its storage is."""
+    if meta.untyped_storage().nbytes() > storage.layout.nbytes:
+        storage = _grow(storage, raw, meta)
+    geometry = (
+        tuple(meta.shape),
+        meta.stride(),
+        int(meta.storage_offset()),
+        meta.dtype,
+        meta.is_conj() + 2 * meta.is_neg(),
+    )
+    return _place(tensor, raw, storage, storage.layout.child_at(geometry))
+
+
+def _grow(storage: Storage, raw: torch.UntypedStorage, meta: torch.Tensor) -> Storage:
+    """Moves the contents to a larger storage; tensors that still hold the old one are led to it."""
+    flat = storage.layout.flat()
+    written = storage.buffer is not None or storage.step == trace.step
+    nbytes, size, stride = meta.untyped_storage().nbytes(), tuple(meta.shape), meta.stride()
+    whole = not meta.storage_offset() and nbytes == meta.nbytes and is_dense(size, stride)
+    if whole and not (written and flat.size[0]):
+        larger = new_storage(root_layout(size, stride, meta.dtype))
+    else:
+        numel = -(-nbytes // flat.dtype.itemsize)
+        larger = new_storage(root_layout((numel,), (1,), flat.dtype))
+        if written:
+            old, place = cell_at(storage, flat), (0, 0, flat.size[0])
+            write(lambda: [(larger, record(_SLICE_SCATTER, [larger, old, *place], layouts=(larger.layout,)).value)])
+    geometry = (*storage.layout.geometry[:2], 0, storage.layout.dtype, 0)
+    storage.moved = (larger, larger.layout.child_at(geometry))
+    storage.value, storage.step, storage.buffer, storage.reads = None, 0, None, None
+    raw._s = larger  # type: ignore[attr-defined]
+    return larger
+
+
+@kernel("resize_")
+def resize_(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+    if not is_device_tensor(tensor):
+        return tensor.resize_(size, memory_format=memory_format)
+    with lock, torch.no_grad(), torch._C.DisableTorchFunction():
+        storage, layout = resolve(cell_of(tensor))
+        meta = stand_in(storage.layout, layout).resize_(size, memory_format=memory_format)
+        return _place_as(tensor, tensor.untyped_storage(), storage, meta)
+
+
+@kernel("resize_as_")
+def resize_as_(tensor: torch.Tensor, template: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
+    """Composed by torch of `resize_`."""
+    return aten.resize_as_.default.redispatch(META, tensor, template, memory_format=memory_format)  # type: ignore[no-any-return]
+
+
+@kernel("set_")
+def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
+    if not is_device_tensor(tensor):
+        return aten.set_.default(tensor)  # type: ignore[no-any-return]
+    storage = new_storage(root_layout((0,), (1,), tensor.dtype))
+    return _place(tensor, make(storage).untyped_storage(), storage, storage.layout)
+
+
+@kernel("set_.source_Tensor")
+def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    if not is_device_tensor(tensor):
+        return aten.set_.source_Tensor(tensor, source)  # type: ignore[no-any-return]
+    if not is_device_tensor(source):
+        return _set.redispatch(META, tensor, source.untyped_storage(), 0, (), ())  # type: ignore[no-any-return] # raises
+    with lock, torch.no_grad(), torch._C.DisableTorchFunction():
+        storage, layout = resolve(cell_of(source))
+        torch.empty(0, dtype=tensor.dtype, device="meta").set_(stand_in(storage.layout, layout))  # type: ignore[call-overload] # raises
+        return _place(tensor, source.untyped_storage(), storage, layout)
+
+
+@kernel("set_.source_Storage", "set_.source_Storage_storage_offset")
+def set_storage(
+    tensor: torch.Tensor, raw: torch.UntypedStorage, offset: int = 0, size: Any = None, stride: Any = ()
+) -> torch.Tensor:
+    if not is_device_tensor(tensor):
+        return tensor.set_(raw) if size is None else tensor.set_(raw, offset, size, stride)
+    if raw.device.type != tensor.device.type:
+        return _set.redispatch(META, tensor, raw, offset, size or (), stride)  # type: ignore[no-any-return] # raises
+    with lock, torch.no_grad(), torch._C.DisableTorchFunction():
+        storage = _state_of(raw)
+        memory = torch.empty(storage.layout.nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+        meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+        meta = meta.set_(memory) if size is None else meta.set_(memory, offset, size, stride)
+        if storage.host is not None:
+            settle(storage, meta)
+        _place_as(tensor, raw, storage, meta)
+        forget_cell(tensor)  # torch.load may yet set its conjugate or negative bit
+        return tensor
+
+
+def _state_of(raw: torch.UntypedStorage) -> Storage:
+    state: Storage | None = getattr(raw, "_s", None)
+    if state is None:  # C++ made it without asking us
+        state = raw._s = new_storage(root_layout((raw.nbytes(),), (1,), torch.uint8))  # type: ignore[attr-defined]
+    return resolve(state)[0]
+
+
+# --- copies by stride: recorded ops see elements, and these speak of the memory around them -----------------
+
+
+@kernel("as_strided_copy")
+def as_strided_copy(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> torch.Tensor:
+    return aten.as_strided.default(tensor, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
+
+
+@kernel("as_strided_scatter")
+def as_strided_scatter(
+    tensor: torch.Tensor, source: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None
+) -> torch.Tensor:
+    whole = resolve(cell_of(tensor))[0].layout.nbytes if is_device_tensor(tensor) else tensor.untyped_storage().nbytes()
+    memory = aten.as_strided.default(tensor, (whole // tensor.dtype.itemsize,), (1,), 0).clone()
+    copy = aten.as_strided.default(memory, tensor.shape, tensor.stride(), tensor.storage_offset())
+    target = aten.as_strided.default(copy, size, stride, storage_offset)
+    if target.shape != source.shape:
+        raise RuntimeError(
+            f"expected src to have a size equal to the slice of self. src size = {list(source.shape)}, "
+            f"slice size = {list(target.shape)}"
+        )
+    target.copy_(source)
+    return copy  # type: ignore[no-any-return]

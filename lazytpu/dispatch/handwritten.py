@@ -1,0 +1,319 @@
+"""Kernels that are not made from a schema: creation without contents, copies between devices and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from lazytpu.dispatch.general import META, new_storages, on_other_device, record_new
+from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
+from lazytpu.ir.op_schema import aten, op_of
+from lazytpu.ir.tree import Value
+from lazytpu.location import conversion
+from lazytpu.location.site import line_here
+from lazytpu.runtime import client
+from lazytpu.tensors.storage import Cell, Storage, new_storage, resolve, write_buffer
+from lazytpu.tensors.tensor import LazyTensor, make, make_view
+from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
+from lazytpu.tracing.rehearsal import check_overlap, entangled
+from lazytpu.tracing.step import read
+from lazytpu.tracing.views import check_broadcast, write, write_cast
+
+_TO_COPY = op_of(aten._to_copy.default)
+_FULL = op_of(aten.full.default)
+_BATCH_NORM = op_of(aten._native_batch_norm_legit_functional.default)
+_WITH_UPDATE = op_of(aten._batch_norm_with_update_functional.default)
+_NO_STATS = op_of(aten._native_batch_norm_legit.no_stats)
+
+_MAX_DIMS = 64  # of an array of numpy
+
+special: dict[str, Callable[..., Any]] = {}
+"""Overload (``add.Tensor``) to its kernel."""
+
+
+def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a kernel for the named overloads."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        special.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+# --- creation without contents: nothing is recorded until somebody reads or writes ---------------------
+
+
+def uninitialized(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None) -> LazyTensor:
+    """A tensor whose contents nobody has asked for."""
+    size, stride, dtype = tuple(size), tuple(stride), dtype or torch.get_default_dtype()
+    if is_dense(size, stride):
+        return make(new_storage(root_layout(size, stride, dtype)))
+    numel = 1 + sum((n - 1) * st for n, st in zip(size, stride, strict=True)) if prod(size) else 0
+    storage = new_storage(root_layout((numel,), (1,), dtype))
+    return make_view(make(storage), storage, storage.layout.child_at((size, stride, 0, dtype, 0)))
+
+
+def _strides(size: Sequence[int], memory_format: torch.memory_format | None) -> Sequence[int]:
+    if memory_format in (None, torch.contiguous_format, torch.preserve_format):
+        return contiguous_stride(size)
+    return torch.empty(tuple(size), device="meta", memory_format=memory_format).stride()
+
+
+@kernel("empty.memory_format")
+def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> Any:
+    return uninitialized(size, _strides(size, memory_format), dtype)
+
+
+@kernel("empty_strided")
+def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Any:
+    return uninitialized(size, stride, dtype)
+
+
+@kernel("empty_permuted")
+def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **_: Any) -> Any:
+    meta = torch.empty_permuted(tuple(size), tuple(physical_layout), dtype=dtype, device="meta")
+    return uninitialized(meta.shape, meta.stride(), meta.dtype)
+
+
+@kernel("empty_like", "new_empty", "new_empty_strided")
+def empty_like(
+    tensor: torch.Tensor, *args: Any, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any
+) -> Any:
+    dtype = dtype or tensor.dtype
+    if device is not None and torch.device(device).type != LazyTensor.device_type:  # type: ignore[attr-defined]
+        size = args[0] if args else tensor.shape
+        stride = args[1] if len(args) > 1 else _like_stride(tensor, memory_format) if not args else _strides(size, None)
+        return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=device)
+    if tensor.device.type == "meta":
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
+    if len(args) == 2:
+        return uninitialized(args[0], args[1], dtype)
+    if args:
+        return uninitialized(args[0], contiguous_stride(args[0]), dtype)
+    return uninitialized(tensor.shape, _like_stride(tensor, memory_format), dtype)
+
+
+def _like_stride(tensor: torch.Tensor, memory_format: Any) -> Sequence[int]:
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.empty_like(meta, memory_format=memory_format or torch.preserve_format).stride()
+
+
+@kernel("_new_zeros_with_same_feature_meta")
+def new_zeros_with_same_feature_meta(
+    tensor: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0
+) -> torch.Tensor:
+    """Zeros for a tangent: they lie in a storage as ``other`` does in its own, with ``tensor``'s batch in front."""
+    batch = tensor.shape[:self_num_batch_dims]
+    root = resolve(cell_of(other))[0].layout
+    numel = root.nbytes // other.element_size()
+    strides = [st * numel for st in contiguous_stride(batch)]
+    zeros = torch.zeros(prod(batch) * numel, dtype=other.dtype, device=other.device)
+    return zeros.as_strided((*batch, *other.shape), (*strides, *other.stride()), other.storage_offset())
+
+
+# --- copies ----------------------------------------------------------------------------------------------
+
+
+@kernel("copy_")
+def copy_(dst: torch.Tensor, src: Any, non_blocking: bool = False) -> torch.Tensor:
+    if not is_device_tensor(dst):
+        if is_device_tensor(src) and dst.device.type != "meta":
+            dst.copy_(read(src, "copy to the CPU"))
+        return dst
+    same = src is dst
+    if same:
+        return dst
+    if entangled([dst], [src], pointwise=True):
+        check_overlap(aten.copy_.default, (dst, src), {})
+    if is_device_tensor(src):
+        write_cast(cell_of(dst), cell_of(src))
+    else:
+        _upload(dst, src)
+    return dst
+
+
+@kernel("_copy_from", "_copy_from_and_resize")
+def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return copy_(dst, src)  # type: ignore[no-any-return]
+
+
+def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
+    """``dst[:] = src`` from the host."""
+    if src.shape != dst.shape:
+        check_broadcast(src.shape, dst.shape)
+        src = src.expand(dst.shape)
+    host = src.detach().to(dst.dtype)
+    with lock:
+        cell = cell_of(dst)
+        storage, layout = resolve(cell)
+        buffer = client.to_device(host)
+        if layout is storage.layout:
+            write_buffer(storage, buffer)
+            storage.origin = line_here()
+        else:
+            source = root_layout(layout.size, contiguous_stride(layout.size), layout.dtype)
+            write_cast(cell, new_storage(source, buffer))
+
+
+def from_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A device tensor with the sizes, strides and contents of a CPU tensor."""
+    if tensor.dim() > _MAX_DIMS:
+        raise RuntimeError(f"only tensors with up to {_MAX_DIMS} dims are supported on this device")
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    stride = torch.empty_like(meta).stride() if tensor.numel() else contiguous_stride(tensor.shape)
+    storage = new_storage(root_layout(tuple(tensor.shape), stride, tensor.dtype), client.to_device(tensor))
+    storage.origin = line_here()
+    return make(storage)
+
+
+@kernel("_to_copy")
+def to_copy(
+    tensor: torch.Tensor, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **rest: Any
+) -> Any:
+    if tensor.device.type == "meta":
+        return aten._to_copy.default(tensor, dtype=dtype, device=torch.device("meta"), memory_format=memory_format)
+    if not is_device_tensor(tensor):
+        host = tensor.detach().to(dtype=dtype, memory_format=memory_format or torch.preserve_format)
+        return from_host(host)
+    kind = LazyTensor.device_type if device is None else torch.device(device).type  # type: ignore[attr-defined]
+    if kind == LazyTensor.device_type:  # type: ignore[attr-defined]
+        options = {"dtype": dtype or tensor.dtype, **_format(memory_format)}
+        return record_new(_TO_COPY, _TO_COPY.bind((tensor,), options))
+    if kind == "meta":
+        return torch.empty_strided(
+            tensor.shape, _like_stride(tensor, memory_format), dtype=dtype or tensor.dtype, device=device
+        )
+    host = read(tensor, "copy to the CPU")
+    return host.to(device=device, dtype=dtype or host.dtype, **_format(memory_format))
+
+
+def _format(memory_format: Any) -> dict[str, Any]:
+    return {} if memory_format is None else {"memory_format": memory_format}
+
+
+@kernel("_local_scalar_dense")
+def local_scalar_dense(tensor: torch.Tensor) -> Any:
+    return read(tensor, conversion.what_was_written()).item()
+
+
+@kernel("equal")
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.device != b.device:
+        raise RuntimeError(f"Expected all tensors to be on the same device, but got {a.device} and {b.device}")
+    return torch.equal(read(a, "equal"), read(b, "equal"))
+
+
+# --- filling: the old contents do not matter, so they are not loaded --------------------------------------
+
+
+def _fill(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+    cell = cell_of(tensor)
+    layout = cell.layout
+    bound = _FULL.bind((list(layout.size), value), {"dtype": layout.dtype})
+    write(lambda: [(cell, record(_FULL, bound, layouts=(layout,)).value)])
+    return tensor
+
+
+@kernel("zero_")
+def zero_(tensor: torch.Tensor) -> torch.Tensor:
+    return _fill(tensor, 0) if is_device_tensor(tensor) else tensor
+
+
+@kernel("fill_.Scalar")
+def fill_scalar(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+    return _fill(tensor, value) if is_device_tensor(tensor) else tensor
+
+
+@kernel("fill_.Tensor")
+def fill_tensor(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if not is_device_tensor(tensor):
+        return tensor
+    if value.dim():
+        raise RuntimeError(
+            f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions."
+        )
+    if entangled([tensor], [value], pointwise=False):
+        check_overlap(aten.fill_.Tensor, (tensor, value), {})
+    if not is_device_tensor(value):
+        return _fill(tensor, value.item())
+    write_cast(cell_of(tensor), cell_of(value))
+    return tensor
+
+
+# --- metadata ----------------------------------------------------------------------------------------------
+
+
+@kernel("is_set_to")
+def is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
+    same = resolve(cell_of(a))[0] is resolve(cell_of(b))[0]
+    return same and a.storage_offset() == b.storage_offset() and a.shape == b.shape and a.stride() == b.stride()
+
+
+@kernel("is_pinned")
+def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+    return False
+
+
+@kernel("_pin_memory")
+def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+
+
+# --- packed sequences: their sizes live on the CPU ---------------------------------------------------------
+
+
+@kernel("_pack_padded_sequence")
+def pack_padded_sequence(
+    tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Torch packs the positions of the steps on the CPU; the device takes the steps from there."""
+    steps = tensor.transpose(0, 1) if batch_first else tensor
+    positions = torch.arange(steps.shape[0] * steps.shape[1], device="cpu").reshape(*steps.shape[:2], 1)
+    positions = positions.transpose(0, 1) if batch_first else positions
+    packed, sizes = torch._pack_padded_sequence(positions, lengths, batch_first)
+    flat = steps.reshape(-1, *steps.shape[2:])
+    return flat.index_select(0, packed.reshape(-1).to(tensor.device)), sizes
+
+
+# --- batch norm: its schema hides that it writes the running statistics ---------------------------------
+
+
+@kernel("native_batch_norm", "_native_batch_norm_legit")
+def native_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    if on_other_device((x, weight, bias, mean, var), {}):
+        return aten.native_batch_norm.default.redispatch(META, x, weight, bias, mean, var, training, momentum, eps)
+    if mean is None or var is None:
+        return record_new(_NO_STATS, [x, weight, bias, training or mean is None, momentum, eps])
+    made: dict[Value, Storage] = {}
+
+    def compute() -> list[tuple[Cell, Value | None]]:
+        values = record(_BATCH_NORM, [x, weight, bias, mean, var, training, momentum, eps]).values
+        if not training:
+            return [*new_storages(values[:1], made)]
+        return [(cell_of(mean), values[3]), (cell_of(var), values[4]), *new_storages(values[:3], made)]
+
+    write(compute)
+    results = [make(storage) for storage in made.values()]
+    if not training:  # eager saves nothing then
+        results += [uninitialized((0,), (1,), x.dtype) for _ in range(2)]
+    return tuple(results)
+
+
+@kernel("_batch_norm_with_update")
+def batch_norm_with_update(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+    if on_other_device((x, weight, bias, mean, var), {}):
+        return aten._batch_norm_with_update.default.redispatch(META, x, weight, bias, mean, var, momentum, eps)
+    made: dict[Value, Storage] = {}
+
+    def compute() -> list[tuple[Cell, Value | None]]:
+        values = record(_WITH_UPDATE, [x, weight, bias, mean, var, momentum, eps]).values
+        return [(cell_of(mean), values[4]), (cell_of(var), values[5]), *new_storages(values[:4], made)]
+
+    write(compute)
+    return tuple([make(storage) for storage in made.values()])

@@ -1,0 +1,72 @@
+"""The kernels of ``out=`` overloads: the functional twin, then a copy into what was given."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lazytpu.dispatch.general import Kernel, call_meta, flat, on_other_device
+from lazytpu.ir.op_schema import OpOverload, aten
+from lazytpu.tracing.record import cell_of, lock
+from lazytpu.tracing.rehearsal import call_form, check_outputs, check_overlap, entangled
+from lazytpu.tracing.views import write_cast
+
+
+def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
+    """The kernel of an ``out=`` overload: the functional twin, then a copy into what was given."""
+    names = [a.name for a in overload._schema.arguments if a.is_out]
+    positions = {a.name: i for i, a in enumerate(overload._schema.arguments)}
+    returned = len(overload._schema.returns)
+    pointwise = torch.Tag.pointwise in overload.tags
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if on_other_device(args, kwargs):
+            return call_meta(overload, args, kwargs)
+        args, kwargs = call_form(overload, args, kwargs)  # type: ignore[assignment]
+        given = args[: min((positions[n] for n in names), default=len(args))]
+        outs = [kwargs[n] if n in kwargs else args[positions[n]] for n in names]
+        flat_outs = flat(outs)
+        rest = {k: v for k, v in kwargs.items() if k not in names}
+        with lock:
+            check_outputs(overload, twin, args, kwargs, names)
+            if entangled(flat_outs, flat([*given, *rest.values()]), pointwise=pointwise):
+                check_overlap(overload, args, kwargs)
+            results = twin(*given, **_factory_arguments(twin, outs, rest))
+            results = flat(results if isinstance(results, (list, tuple)) else [results])
+            for out, result in zip(flat_outs, results, strict=True):
+                if out.shape != result.shape:
+                    _resize(out, result.shape, result.stride() if pointwise else None)
+                write_cast(cell_of(out), cell_of(result))
+        return None if returned == 0 else outs[0] if returned == 1 else tuple(outs)
+
+    return kernel
+
+
+def _factory_arguments(twin: OpOverload, outs: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = {a.name for a in twin._schema.arguments}
+    if "device" in names and outs:
+        return {**kwargs, "device": outs[0].device, **({"dtype": outs[0].dtype} if "dtype" in names else {})}
+    if "dtype" in names and "dtype" not in kwargs and outs and twin._schema.name in _DTYPE_OF_OUT:
+        return {**kwargs, "dtype": outs[0].dtype}
+    return kwargs
+
+
+_DTYPE_OF_OUT = {"aten::sum", "aten::prod", "aten::mean", "aten::nansum", "aten::cumsum", "aten::cumprod"}
+
+
+def _resize(out: torch.Tensor, size: torch.Size, stride: Sequence[int] | None) -> None:
+    """Gives a tensor that was given as ``out=`` another size, with torch's warning where it has elements."""
+    if out.numel():
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+            f"match the required output shape {list(size)}. This behavior is deprecated, and in a future PyTorch "
+            "release outputs will not be resized unless they have zero elements. You can explicitly reuse an out "
+            "tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
+            stacklevel=3,
+        )
+    aten.resize_.default(out, size)
+    if stride is not None and out.stride() != stride:
+        aten.as_strided_.default(out, size, stride)

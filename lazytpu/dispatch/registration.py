@@ -1,0 +1,226 @@
+"""Register the device and every kernel with torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental import proxy_tensor
+from torch.optim.optimizer import _foreach_supported_types
+from torch.utils import backend_registration
+
+from lazytpu.config import config
+from lazytpu.dispatch import (
+    autocast,
+    collectives,
+    composites,
+    cpu_fallback,
+    custom_ops,
+    extensions,
+    foreach,
+    generated,
+    geometry,
+    indices,
+)
+from lazytpu.dispatch.general import functional, in_place, view
+from lazytpu.dispatch.handwritten import special
+from lazytpu.dispatch.outputs import with_out
+from lazytpu.errors import VersionError
+from lazytpu.frontends import control_flow
+from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
+from lazytpu.lowering.lower import can_lower
+from lazytpu.lowering.registry import rule_of
+from lazytpu.tensors.tensor import LazyTensor
+from lazytpu.torch_backend import accelerator, fork, modules, saving, torch_module
+from lazytpu.tracing import domains, meta_kernels
+
+KEY = "PrivateUse1"
+_libraries: list[torch.library.Library] = []
+
+# C++ must keep its own kernels for these: saved tensors and FakeTensor use them.
+_LEAVE_TO_TORCH = {"detach", "alias", "detach_", "record_stream", "rename", "rename_"}
+
+# Nor do these need a kernel: torch composes them of others, or they look at no values.
+_LEAVE_TO_TORCH |= {"_stack", "_print", "sym_constrain_range", "sym_constrain_range_for_size"}
+_LEAVE_TO_TORCH |= {"_assert_tensor_metadata", "_assert_scalar", "_functional_assert_scalar"}
+
+
+# Views that change the dtype or torch's lazy bits, which `as_strided` cannot.
+_NOT_STRIDED = {"_conj", "_neg_view", "view.dtype", "view_as_real", "view_as_complex"}
+
+
+def register() -> None:
+    """Makes torch know the device and every kernel; called once, by ``import lazytpu``.
+
+    Raises:
+        VersionError: another backend has taken torch's slot for devices, PrivateUse1.
+    """
+    name = config.device_name
+    _claim(name)
+    LazyTensor.device_type = name  # type: ignore[attr-defined]
+    backend_registration.rename_privateuse1_backend(name)
+    if not hasattr(torch.Tensor, f"is_{name}"):  # torch has its own for its own names, such as "xla"
+        backend_registration.generate_methods_for_privateuse1_backend()
+    else:  # which is about another slot of torch's
+        setattr(LazyTensor, f"is_{name}", True)
+    torch._register_device_module(name, torch_module)
+    accelerator.register()
+    meta_kernels.register()
+    _register_kernels()
+    control_flow.register()
+    custom_ops.register()
+    extensions.register()
+    collectives.register()
+    autocast.register()
+    saving.register()
+    modules.register()
+    fork.register()
+    _foreach_supported_types.append(LazyTensor)
+    proxy_tensor.HANDLED_TYPES += (LazyTensor,)  # type: ignore[assignment] # make_fx, with which torch.func.linearize traces
+
+
+def _claim(name: str) -> None:
+    """Raises `VersionError` when torch's slot for devices is not free."""
+    current = torch._C._get_privateuse1_backend_name()
+    if current != "privateuseone" or hasattr(torch, name):
+        taken = name if hasattr(torch, name) else current
+        raise VersionError(
+            f"torch's slot for devices, PrivateUse1, is taken by another backend, {taken!r}",
+            do=f"import lazytpu in a process that does not import the package that provides {taken!r}",
+        )
+
+
+def _register_kernels() -> None:
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that some of its kernels are overridden
+        for full in torch._C._dispatch_get_all_op_names():
+            overload = _device_overload(full)
+            if overload is not None:
+                kernel = indices.taking_any(overload, domains.checked(overload, kernel_for(overload)))
+                if any(a.name == "device" for a in overload._schema.arguments):
+                    kernel = _on_a_device_there_is(kernel)
+                library.impl(full.removeprefix("aten::"), kernel, KEY)
+        for key in (KEY, f"Autograd{KEY}"):
+            library.impl("scaled_dot_product_attention", composites.scaled_dot_product_attention, key)
+            library.impl("tensor_split.tensor_indices_or_sections", composites.tensor_split, key)
+        # torch's composition of it writes to an `_unsafe_view` of what was given, which is a copy here
+        library.impl("kron.out", _made_when_called(lambda: _with_out(aten.kron.out)), KEY)
+        library.impl("linear", kernel_for(aten.linear.default), KEY)
+        library.impl("linear", composites.linear, f"Autograd{KEY}")
+
+
+def _on_a_device_there_is(kernel: Any) -> Any:
+    """The kernel of an op that is told the device, which refuses ``tpu:1``."""
+
+    def checked(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
+        if device is None:
+            return kernel(*args, **kwargs)
+        if device.index and device.type == config.device_name:
+            torch_module.check_index(device)
+        return kernel(*args, device=device, **kwargs)
+
+    return checked
+
+
+def _device_overload(full: str) -> OpOverload | None:
+    """The overload of a name, if it needs a kernel of ours."""
+    if not full.startswith("aten::"):
+        return None
+    if full[6:].partition(".")[0] in _LEAVE_TO_TORCH:
+        return None
+    overload = _overload(full)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"):
+        # The CPU has kernels for a few all the same (`silu_backward`), which round once and not after each step.
+        fused = torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
+        return overload if fused and overload is not None and rule_of(overload) is not None else None
+    return None if overload is not None and _answers_in_cpp(full, overload) else overload
+
+
+def _answers_in_cpp(full: str, overload: OpOverload) -> bool:
+    """Whether torch has a kernel for every device that gives no tensor (`allclose`, `is_same_size`)."""
+    if full.removeprefix("aten::") in special or any("Tensor" in str(r.type) for r in overload._schema.returns):
+        return False
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeExplicitAutograd")
+    return bool(overload._schema.returns) and bool(composite)
+
+
+def _overload(full: str) -> OpOverload | None:
+    packet, _, overload = full[6:].partition(".")
+    try:
+        return getattr(getattr(aten, packet), overload or "default")  # type: ignore[no-any-return]
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def kernel_for(overload: OpOverload) -> Any:
+    """The kernel of one overload."""
+    name = overload._schema.name.removeprefix("aten::")
+    name += f".{overload._schema.overload_name}" if overload._schema.overload_name else ""
+    if name in special:
+        return special[name]
+    if name in cpu_fallback.DATA_DEPENDENT:
+        return cpu_fallback.data_dependent(overload)
+    if any(a.is_out for a in overload._schema.arguments):
+        return _made_when_called(lambda: _with_out(overload))
+    op = op_of(overload)
+    if torch.Tag.inplace_view in overload.tags:
+        return geometry.in_place_view(overload)
+    if overload.is_view:
+        general = view(overload)
+        return (
+            generated.view(op, general)
+            if generated.can_generate(op) and op.returns == 1 and name not in _NOT_STRIDED
+            else general
+        )
+    if overload._schema.is_mutable:
+        twin = functional_twin(overload)
+        if twin is None or not can_lower(twin):
+            return cpu_fallback.fallback(overload)
+        general = domains.checked_when_new(overload, in_place(overload, twin))
+        op = op_of(overload, twin)
+        if not _writes_first_only(overload):
+            return general
+        if not overload._schema.returns:
+            return foreach.in_place(op, general) if foreach.can_take(op) else general
+        return (
+            generated.in_place(op, general)
+            if generated.can_generate(op) and len(overload._schema.returns) == 1
+            else general
+        )
+    if not can_lower(overload):
+        return cpu_fallback.fallback(overload)
+    general = domains.checked_when_new(overload, functional(overload))
+    if foreach.can_take(op) and op.returns is None:
+        return foreach.functional(op, general)
+    return generated.functional(op, general) if generated.can_generate(op) and _returns_tensors(overload) else general
+
+
+def _returns_tensors(overload: OpOverload) -> bool:
+    returns = [str(r.type) for r in overload._schema.returns]
+    return bool(returns) and set(returns) == {"Tensor"}
+
+
+def _with_out(overload: OpOverload) -> Any:
+    twin = functional_twin(overload)
+    return with_out(overload, twin) if twin is not None else cpu_fallback.fallback(overload)
+
+
+def _made_when_called(make: Callable[[], Any]) -> Any:
+    """A kernel that is made at its first call, as there are many that nobody calls."""
+    made: list[Any] = []
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            made.append(make())
+        return made[0](*args, **kwargs)
+
+    return kernel
+
+
+def _writes_first_only(overload: OpOverload) -> bool:
+    written = [a.alias_info is not None and a.alias_info.is_write for a in overload._schema.arguments]
+    return written[0] and sum(written) == 1

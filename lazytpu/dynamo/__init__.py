@@ -1,5 +1,0 @@
-"""``torch.compile(model, backend="lazytpu")``: whole graphs from Dynamo, compiled by the device's own compiler."""
-
-from lazytpu.dynamo.capture import backend
-
-__all__ = ["backend"]

@@ -1,0 +1,257 @@
+"""A captured graph as a function of tensors: the hot path of a call, and what happens the first time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lazytpu import random
+from lazytpu.config import config
+from lazytpu.dispatch import cpu_fallback
+from lazytpu.errors import UnsupportedOpError
+from lazytpu.frontends.dynamo.dump import dump
+from lazytpu.frontends.dynamo.program import Program, Result, Shortcut, program_of, results_of
+from lazytpu.frontends.dynamo.sizes import has_symbols, with_sizes
+from lazytpu.frontends.fx.graph import unsupported_ops
+from lazytpu.frontends.fx.site import site_of
+from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
+from lazytpu.ir.tree import trace
+from lazytpu.observe import metrics
+from lazytpu.runtime import client
+from lazytpu.runtime.host.interrupts import uninterrupted
+from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve, storage_of, write_buffer
+from lazytpu.tensors.tensor import make
+from lazytpu.tracing import record, step
+from lazytpu.tracing.record import cell_of, is_device_tensor
+from lazytpu.tracing.views import write_cast
+
+_SIZE = "a program has fixed sizes: use a mask, or compute that part outside of it"
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+
+
+class CompiledGraph:
+    """One graph that AOTAutograd made, called with a list of arguments that it empties.
+
+    A program is made for each way the arguments lie in memory, and kept.
+
+    Attributes:
+        shortcut: the latest call, where a call like it has only an executable to start (see hit.py).
+    """
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        kind: str,
+        saved: tuple[int, ...],
+        whole: bool = False,
+        weights: Mapping[str, int] | None = None,
+    ) -> None:
+        """Takes a graph; nothing is compiled yet.
+
+        Args:
+            module: aten ops, functional but for copies to arguments at the end; sizes may be symbolic.
+            kind: ``forward``, ``backward`` or ``inference``.
+            saved: positions of arguments that nobody uses after the call, unless the graph of autograd is kept.
+            whole: a graph that cannot be one program is an error.
+            weights: names of parameters and buffers to their positions, for `dump`.
+        """
+        self.module, self.kind, self.saved, self.whole = module, kind, saved, whole
+        self.weights = weights or {}
+        self.programs: dict[Any, Program | None] = {}
+        self.shortcut: Shortcut | None = None
+        self._boxed_call = True  # torch asks the object, and what wraps it copies what the object has
+        self._symbolic = has_symbols(module)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        try:
+            cells = [x._s for x in args]
+        except AttributeError:  # numbers, CPU tensors, device tensors that C++ made
+            return self._mixed(args)
+        return self._stored(args, cells)
+
+    def _stored(self, args: list[Any], cells: list[Any]) -> list[Any]:
+        """A call with tensors on the device alone."""
+        program = self.programs.get(tuple([c.layout for c in cells]))
+        if program is None or not program.whole:
+            return self._mixed(args)
+        with record.lock:
+            if trace.inputs or trace.pending:  # else nothing belongs to this step
+                now = trace.step
+                if [c for c in cells if c.step == now]:
+                    return self._mixed(args)
+            buffers = [c.buffer for c in cells]
+            if [b for b in buffers if b is None]:  # never written, or its contents have moved
+                return self._mixed(args)
+            return self._run(program, args, cells, buffers)
+
+    def _mixed(self, args: list[Any]) -> list[Any]:
+        """A call with arguments of any kind, in any state."""
+        with record.lock:
+            if any(storage_of(cell_of(x)).step == trace.step for x in args if is_device_tensor(x)):
+                step.cut("torch.compile")
+            cells = [_cell(x) for x in args]
+            key = tuple([x if c is None else c.layout for x, c in zip(args, cells, strict=True)])
+            if key not in self.programs:
+                self.programs[key] = self._new_program(args, cells)
+            program = self.programs[key]
+            if program is not None:
+                buffers = [None if c is None else step.buffer_of(c, "torch.compile") for c in cells]
+                return self._run(program, args, cells, buffers)
+        grad = self.kind != "inference" and torch.is_grad_enabled()
+        with torch.set_grad_enabled(grad), torch._C._DisableAutocast():  # the graph has casts of its own
+            results = list(torch.fx.Interpreter(self.module).run(*args))
+        args.clear()
+        return results
+
+    def _run(self, program: Program, args: list[Any], cells: list[Any], buffers: list[Any]) -> list[Any]:
+        outputs: Sequence[Any] = ()
+        if program.outputs:
+            donating = config.donate and (program.written or self.saved)
+            call = program.call(self._donated(program, cells, buffers) if donating else ())
+            executable: Any = call.executable()
+            if program.new is not None:
+                dump(program.new, self.module, self.weights, buffers)
+                program.new = None
+            if program.captured:
+                buffers += program.captured
+            if program.plain:  # an interrupt in the middle of it loses nothing that anybody has
+                if call.same:
+                    outputs = client.start_ready(executable, [], buffers, call.packs)
+                else:
+                    outputs = client.start_ready(executable, call.given(buffers), call.kept(buffers), call.packs)
+                if executable.graph.checked:
+                    outputs = step.outputs_of(executable, outputs, program.last, program.outputs)
+                else:
+                    step.remember(outputs[executable.smallest])
+                    if not self.saved and executable.call is not executable.compiled:
+                        self.shortcut = program.shortcut(call)
+            else:
+                packs = client.packed(executable.graph, (), _keys(program.draws), ())
+                with uninterrupted():
+                    results = client.start(executable, call.given(buffers), call.kept(buffers), packs)
+                    outputs = step.outputs_of(executable, results, program.last, program.outputs)
+                    for position, output in program.written.items():
+                        _write(args[position], cells[position], outputs[output])
+        if program.fresh:
+            made = results_of(program.fresh, program.others, outputs, args)
+        else:
+            made = _made_all(program, outputs, args)
+        args.clear()
+        return made
+
+    def _donated(self, program: Program, cells: list[Any], buffers: list[Any]) -> tuple[int, ...]:
+        """Positions of arguments whose buffers nobody can see after the call."""
+        if self.kind == "backward":
+            candidates: Sequence[int] = () if _keeps_graph() else self.saved
+        else:
+            candidates = tuple(program.written)
+        if not candidates:
+            return ()
+        counts: dict[int, int] = {}
+        for b in buffers:
+            counts[id(b)] = counts.get(id(b), 0) + 1
+        return tuple(
+            [i for i in candidates if type(cells[i]) is Storage and not cells[i].shared and counts[id(buffers[i])] == 1]
+        )
+
+    def _new_program(self, args: list[Any], cells: list[Any]) -> Program | None:
+        """The program for arguments like these; None where the graph cannot be one program."""
+        module = with_sizes(self.module, args) if self._symbolic else self.module
+        layouts = [None if c is None else c.layout for c in cells]
+        unknown = list(unsupported_ops(module))
+        missing = ", ".join(sorted({str(node.target) for node in unknown}))
+        problem = f"{missing} cannot be part of one" if missing else ""
+        if not problem:
+            try:
+                return program_of(module, f"{self.kind} graph", layouts, any(self.programs.values()))
+            except UnsupportedOpError as error:
+                if self.whole or config.fallback == "error":
+                    raise
+                problem = str(error)
+        if self.whole or config.fallback == "error":
+            sized = torch.Tag.dynamic_output_shape  # what is no op computes with numbers read from tensors
+            dynamic = any(sized in getattr(n.target, "tags", (sized,)) for n in unknown)
+            raise UnsupportedOpError(
+                f"the {self.kind} graph is not one program: {problem}",
+                at=site_of(unknown[0]).describe() if site_of(unknown[0]).file else "",
+                do=_SIZE if dynamic else "add a rule (docs/how-to/add-an-op)",
+            )
+        metrics.count("uncompiled_graph")
+        warnings.warn(
+            f"a {self.kind} graph of torch.compile is run op by op: {problem}",
+            cpu_fallback.FallbackWarning,
+            stacklevel=2,
+        )
+        return None
+
+
+def _cell(x: Any) -> Any:
+    """The cell of a tensor; one of its own for a CPU tensor, with a copy of its contents."""
+    if is_device_tensor(x):
+        return cell_at(*resolve(cell_of(x)))
+    if not isinstance(x, torch.Tensor):
+        return None
+    size, stride = tuple(x.shape), x.stride()
+    layout = root_layout(size, stride if is_dense(size, stride) else contiguous_stride(size), x.dtype)
+    return new_storage(layout, client.to_device(x))
+
+
+def _write(tensor: torch.Tensor, cell: Any, buffer: Any) -> None:
+    """Makes a buffer the contents of an argument."""
+    if not is_device_tensor(tensor):
+        tensor.copy_(client.to_host(buffer))
+    elif type(cell) is Storage:
+        write_buffer(cell, buffer)
+    else:
+        layout = cell.layout
+        write_cast(cell, new_storage(root_layout(layout.size, contiguous_stride(layout.size), layout.dtype), buffer))
+
+
+def _keys(draws: int) -> list[int]:
+    """The next keys of the device's generator, two numbers each."""
+    ints: list[int] = []
+    for _ in range(draws):
+        ints += record.signed(random.default_generator.next_key())
+    return ints
+
+
+def _made_all(program: Program, outputs: Sequence[Any], args: list[Any]) -> list[Any]:
+    """The results of a call; those that share memory are views of one tensor."""
+    bases: dict[int, Any] = {}
+    results = []
+    for result in program.results:
+        if result.base >= 0:
+            if result.base not in bases:
+                bases[result.base] = _made(result, outputs, args)
+            results.append(_view(bases[result.base], result))
+        else:
+            results.append(_made(result, outputs, args))
+    return results
+
+
+def _view(base: torch.Tensor, result: Result) -> torch.Tensor:
+    view: Any = result.view
+    if view.geometry == view.root.geometry:
+        return base
+    if view.dtype != base.dtype or view.bits:
+        raise UnsupportedOpError("results of a compiled graph share memory and have other dtypes")
+    return base.as_strided(view.size, view.stride, view.offset)
+
+
+def _made(result: Result, outputs: Sequence[Any], args: list[Any]) -> Any:
+    """One result of a call."""
+    if result.position < 0:
+        return args[result.argument] if result.argument >= 0 else result.constant
+    layout: Any = result.layout
+    buffer = outputs[result.position]
+    if result.host:
+        contents = client.to_host(buffer)
+        return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype).copy_(contents)
+    storage = Storage()
+    storage.layout, storage.buffer = layout, buffer
+    if result.shared:
+        storage.shared = True
+    return make(storage)

@@ -1,0 +1,324 @@
+"""A captured graph for arguments that lie in memory in one way: what to run, and what its results become."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from lazytpu.config import config
+from lazytpu.diagnosis import events
+from lazytpu.diagnosis.cause import Cause
+from lazytpu.frontends.dynamo.memory import memory_groups
+from lazytpu.frontends.fx.graph import Conversion
+from lazytpu.ir.graph import Graph, graph_of
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.tree import Node, Value
+from lazytpu.location.site import Site, here, line_of_call
+from lazytpu.observe import metrics
+from lazytpu.runtime import client, index_checks, placement
+from lazytpu.tensors.storage import Storage
+from lazytpu.tensors.tensor import LazyTensor
+
+_create = torch._C._acc.create_empty_tensor
+
+Pick = Callable[[list[Any]], list[Any]]
+Fresh = tuple[int, Layout, Any, torch.dtype]
+Other = tuple[int, int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one result of a captured graph is.
+
+    Attributes:
+        position: of the output of the executable; -1 for a constant, and for an argument returned as it is.
+        layout: of the tensor to be made.
+        host: it is a CPU tensor.
+        shared: another result has the same buffer.
+        base: of results that share memory, the number of the group; -1 for one that has its own.
+        view: how it lies in the memory of its group, whose whole is ``layout``.
+        argument: position of the argument, or -1.
+        constant: what it is otherwise.
+    """
+
+    position: int = -1
+    layout: Layout | None = None
+    host: bool = False
+    shared: bool = False
+    base: int = -1
+    view: Layout | None = None
+    argument: int = -1
+    constant: Any = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is a new tensor on the device with the strides that torch gives one."""
+        plain = self.position >= 0 and not self.host and not self.shared and self.base < 0
+        return plain and self.layout is not None and self.layout.as_created
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An executable and how its arguments are picked from the buffers of all arguments.
+
+    Attributes:
+        executable: a weak reference, as `runtime` may forget it.
+        given, kept: pick the donated inputs and the others.
+        same: none is donated, and the others are the arguments as they are.
+        packs: the numbers from Python as buffers, for a graph that draws no random numbers: it has no others.
+    """
+
+    executable: weakref.ref[client.Executable]
+    given: Pick
+    kept: Pick
+    same: bool
+    packs: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """A call that starts an executable and wraps its results, and has nothing else to do.
+
+    Attributes:
+        layouts: of the arguments.
+        precision, lowerings: the settings ``matmul_precision`` and ``lowerings`` it is for; ``check_bounds`` is off.
+        executable: a weak reference, as `runtime` may forget it.
+        packs: the numbers from Python as buffers.
+        smallest: position of the smallest output.
+        fresh, others: see `Program`.
+        usage: of the executable.
+    """
+
+    layouts: list[Layout | None]
+    precision: str
+    lowerings: str
+    executable: weakref.ref[client.Executable]
+    packs: list[Any]
+    smallest: int
+    fresh: list[Fresh]
+    others: list[Other]
+    usage: events.Usage
+
+
+def results_of(
+    fresh: Sequence[Fresh], others: Sequence[Other], outputs: Sequence[Any], args: Sequence[Any]
+) -> list[Any]:
+    """The results of a call, see `Program`: `make` written out, as this is most of the work of a call."""
+    made = []
+    for position, layout, size, dtype in fresh:
+        storage = Storage()
+        storage.layout, storage.buffer = layout, outputs[position]
+        tensor: Any = _create(size, dtype)
+        tensor.untyped_storage()._s = storage
+        tensor.__class__ = LazyTensor
+        tensor._s = storage
+        made.append(tensor)
+    for at, argument, constant in others:
+        made.insert(at, args[argument] if argument >= 0 else constant)
+    return made
+
+
+def _call_of(executable: client.Executable, graph: Graph, arguments: int) -> Call:
+    """How to call an executable for a graph equal to its own, whose inputs may stand at other positions."""
+    given, kept = client.split_donated(graph, [v.index for v in graph.inputs])
+    same = not given and kept == list(range(arguments))
+    packs = client.resident(client.packed(graph, (), [0] * graph.counts[1], ()))
+    return Call(weakref.ref(executable), _pick(given), _pick(kept), same, packs)
+
+
+def _pick(positions: list[int]) -> Pick:
+    """A function that picks the elements at these positions of a list."""
+    if positions == list(range(len(positions))):
+        return lambda x: x[: len(positions)]
+    if len(positions) == 1:
+        return lambda x: [x[positions[0]]]
+    pick = itemgetter(*positions)
+    return lambda x: [*pick(x)]
+
+
+@dataclass(slots=True)
+class Program:
+    """A captured graph for one way its arguments lie.
+
+    Attributes:
+        layouts: of the arguments; None for those that are no tensors.
+        last, outputs: the path and what is computed; ``graph_of`` makes a graph of them for a set of donated inputs.
+        results: what the function returns.
+        written: positions of arguments to the position of the output that is their new contents.
+        whole: no argument is a view, so each buffer is given as it is.
+        draws: how many random ops there are.
+        captured: buffers of tensors that the graph holds, inputs after the arguments.
+        new: what was compiled just now and is to be dumped.
+        fresh: position, layout, sizes and dtype of each result that is a new tensor on the device with row-major
+            strides, where the others are arguments or constants; else empty.
+        others: these others: place among the results, position of the argument or -1, constant.
+        plain: it writes to no argument and draws no random numbers.
+        calls: donated positions and settings to what is run for them.
+    """
+
+    name: str
+    layouts: list[Layout | None]
+    last: Node
+    outputs: tuple[Value, ...]
+    results: list[Result]
+    written: dict[int, int]
+    whole: bool
+    draws: int
+    captured: list[Any]
+    compiled_before: bool = False
+    new: events.Compilation | None = None
+    fresh: list[Fresh] = field(init=False)
+    others: list[Other] = field(init=False)
+    plain: bool = field(init=False)
+    calls: dict[Any, Call] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plain = not self.written and not self.draws
+        made = [(r.position, r.layout, r.layout.size, r.layout.dtype) for r in self.results if r.layout and r.is_fresh]
+        self.others = [(at, r.argument, r.constant) for at, r in enumerate(self.results) if r.position < 0]
+        self.fresh = made if len(made) + len(self.others) == len(self.results) else []
+
+    def call(self, donated: tuple[int, ...]) -> Call:
+        """What to run where the buffers of the ``donated`` arguments may be taken over."""
+        key = (donated, config.check_bounds, *client.settings().values())
+        known = self.calls.get(key)
+        executable = None if known is None else known.executable()
+        if known is not None and executable is not None:
+            client.used(executable)
+            metrics.count("cache_hit")
+            return known
+        values = dict.fromkeys(v for v in self._inputs() if v.index in donated)  # no set, whose order is of addresses
+        checked = index_checks.checked_nodes(self.last) if config.check_bounds else ()
+        graph = graph_of(self.last, self.outputs, tuple(values), checked)
+        cause = self._cause(key)
+        if not self.calls:
+            placement.note_ops(graph.nodes)
+        executable, compiled = client.executable_for(graph)
+        self.calls[key] = call = _call_of(executable, graph, len(self.layouts) + len(self.captured))
+        if compiled:
+            events.compiled(graph, cause, executable)
+            self.new = events.compilations[-1] if config.dump else None
+        else:
+            metrics.count("cache_hit")
+        return call
+
+    def shortcut(self, call: Call) -> Shortcut | None:
+        """How to call this from now on, where one executable takes all arguments and gives all results."""
+        executable = call.executable()
+        simple = call.same and self.whole and self.fresh and not self.captured and not config.check_bounds
+        if executable is None or not simple:
+            return None
+        packs = [p for p in call.packs if p is not None]
+        if client.flat_call(executable, len(self.layouts) + len(packs)) is None:
+            return None
+        return Shortcut(
+            self.layouts,
+            config.matmul_precision,
+            config.lowerings,
+            call.executable,
+            packs,
+            executable.smallest,
+            self.fresh,
+            self.others,
+            executable.usage,
+        )
+
+    def _inputs(self) -> Sequence[Value]:
+        return graph_of(self.last, self.outputs).inputs
+
+    def _cause(self, key: Any) -> Cause:
+        """Why this is compiled for the donated arguments and the settings of a key of ``calls``."""
+        site = next((n.site for n in self.last.path() if n.site is not None and n.site.file), None) or here()
+        if self.calls:
+            return self._other_call(key, line_of_call() or site)
+        types = ", ".join(lay.describe() for lay in self.layouts[:4] if lay is not None)
+        if not self.compiled_before:
+            return Cause("first", f"torch.compile captured it: {self.name}", site)
+        return Cause(
+            "input",
+            f"torch.compile: {self.name} is called with arguments of other types: {types}, ...",
+            site,
+            remedy="keep the shapes of batches the same: drop_last=True, or pad the last batch",
+        )
+
+    def _other_call(self, key: Any, site: Site) -> Cause:
+        """The cause where the same program was called before, with other settings or donated arguments."""
+        old, call = next(reversed(self.calls.items()))
+        executable = call.executable()
+        known = 0 if executable is None else events.number_of(executable)
+        if key in self.calls:
+            return Cause("forgotten", f"torch.compile: {self.name} was compiled before and forgotten since", site)
+        names = ("check_bounds", *client.settings())
+        changed = [
+            f"lazytpu.config.{n} was {was!r} and is {now!r}"
+            for n, was, now in zip(names, old[1:], key[1:], strict=True)
+            if was != now
+        ]
+        if changed:
+            remedy = "nothing: the graph is kept for each setting"
+            return Cause("setting", ", ".join(changed), site, remedy=remedy, known=known)
+        return Cause(
+            "donation",
+            f"other arguments of {self.name} may be overwritten: {list(key[0])} instead of {list(old[0])}",
+            site,
+            remedy="share the memory of an argument in every call or in none",
+            known=known,
+        )
+
+
+def program_of(module: torch.fx.GraphModule, name: str, layouts: list[Layout | None], compiled_before: bool) -> Program:
+    """Converts a captured graph.
+
+    Args:
+        module: aten ops with fixed sizes.
+        layouts: how the arguments lie in their storages; None for what is no tensor.
+
+    Raises:
+        UnsupportedOpError: the graph cannot be one program.
+    """
+    done = Conversion(module, layouts)
+    groups = memory_groups(module)
+    bases = {at: done.known[group.base] for at, group in groups.items()}
+    made = [bases.get(i, r) for i, r in enumerate(done.results)] + list(done.written.values())
+    values = [r for r in made if type(r) is Value and r not in done.arguments and r.node is not None]
+    outputs = tuple(dict.fromkeys(values))
+    positions = {value: i for i, value in enumerate(outputs)}
+    results = []
+    for at, (result, host) in enumerate(zip(done.results, _on_host(module), strict=True)):
+        if at in groups and bases[at] in positions:
+            root = bases[at].layout
+            view = root.child_at(groups[at].geometry)
+            results.append(Result(positions[bases[at]], root, host, base=groups[at].number, view=view))
+        elif type(result) is not Value:
+            results.append(Result(constant=result))
+        elif result in positions:
+            results.append(Result(positions[result], result.layout, host, values.count(result) > 1))
+        elif result in done.arguments:
+            results.append(Result(argument=done.arguments[result]))
+        else:
+            results.append(Result(constant=done.captured[result.index - len(layouts)]))
+    return Program(
+        name,
+        layouts,
+        done.last,
+        outputs,
+        results,
+        {argument: positions[v] for argument, v in done.written.items() if v in positions},
+        all(lay is None or lay.parent is None for lay in layouts),
+        done.last.counts[1] // 2,
+        [client.to_device(t.detach().cpu()) for t in done.captured],
+        compiled_before,
+    )
+
+
+def _on_host(module: torch.fx.GraphModule) -> list[bool]:
+    """Which results are CPU tensors."""
+    returned = next(iter(module.graph.find_nodes(op="output"))).args[0]
+    nodes = returned if isinstance(returned, (list, tuple)) else [returned]
+    types = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in nodes]
+    return [isinstance(t, torch.Tensor) and t.device.type == "cpu" for t in types]

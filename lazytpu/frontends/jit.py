@@ -1,0 +1,128 @@
+"""`jit`: a function of tensors compiled whole, gradient included."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from lazytpu.errors import GraphBreakError
+from lazytpu.frontends.dynamo import backend
+
+_MANY = 1 << 30
+_BRANCH = "torch.where where both sides can be computed, else torch.cond; torch.while_loop for a loop"
+_SIZE = "torch.while_loop or scan for the loop, a fixed size for the shape; a Python number that is an argument: static"
+_OTHER = "take it out of the function, or use torch.compile(..., backend='lazytpu'), which goes on after it"
+
+
+def jit(function: Callable[..., Any] | None = None, *, static: str | Iterable[str] = ()) -> Any:
+    """Compiles a function of tensors as one program, as ``tf.function(jit_compile=True)`` and ``jax.jit`` do.
+
+    The function runs in Python once for each set of types; what follows are calls of the program.  It may use
+    modules and tensors from outside, change buffers in place, draw random numbers, and be differentiated.
+
+    Args:
+        function: takes and returns any nesting of tensors and constants; on the device, or on the CPU, from where
+            every call moves them.
+        static: names of arguments whose floats are part of the program.  Other floats are inputs, 0-dim tensors
+            inside the function, so a learning rate may change from call to call.  All else that is no tensor
+            (ints, strings, flags, dtypes) is part of the program anyway, and each new value compiles another.
+
+    Returns:
+        A function with the same arguments; without ``function``, a decorator.
+
+    Raises:
+        GraphBreakError: at a call: the function does something that cannot be part of a program, such as an ``if`` on
+            the value of a tensor; names the line and the remedy.
+        ValueError: ``static`` names no argument.
+
+    Example:
+        >>> @lazytpu.jit
+        ... def step(x, w, lr):
+        ...     return w - lr * (x.T @ (x @ w))
+    """
+    if function is None:
+        return functools.partial(jit, static=static)
+    call = _Jit(function, {static} if isinstance(static, str) else set(static)).call
+
+    def jitted(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    functools.update_wrapper(jitted, function)
+    if isinstance(function, FunctionType):
+        jitted._torchdynamo_inline = function  # type: ignore[attr-defined]  # within another compiled function
+    return jitted
+
+
+class _Jit:
+    """What `jit` knows of a function."""
+
+    def __init__(self, function: Callable[..., Any], static: set[str]) -> None:
+        signature = inspect.signature(function)
+        self._names = [p.name for p in signature.parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        unknown = static - set(signature.parameters)
+        if unknown and not takes_any:
+            name = getattr(function, "__qualname__", repr(function))
+            raise ValueError(f"static: {name} has no argument {', '.join(sorted(unknown))}")
+        self._static = static
+        self._crowded = False  # more programs were compiled than torch allows for by itself
+        self._compiled: Any = torch.compile(
+            function, backend=backend, fullgraph=True, dynamic=False, options={"whole": True}
+        )
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the program of these arguments."""
+        given = [x if self._is_static(i) else _traced(x) for i, x in enumerate(args)]
+        named = {k: x if k in self._static else _traced(x) for k, x in kwargs.items()}
+        return self._call(given, named)
+
+    def _is_static(self, position: int) -> bool:
+        return position < len(self._names) and self._names[position] in self._static
+
+    def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        from torch._dynamo import config, exc  # a second to import, and torch.compile has done it
+
+        try:
+            if not self._crowded:
+                try:
+                    return self._compiled(*args, **kwargs)
+                except exc.FailOnRecompileLimitHit:  # the limit is for guards that fail by mistake
+                    self._crowded = True
+            with config.patch(recompile_limit=_MANY, accumulated_recompile_limit=_MANY):
+                return self._compiled(*args, **kwargs)
+        except (exc.Unsupported, exc.UserError) as error:
+            raise _explained(error) from None
+
+
+def _traced(x: Any) -> Any:
+    """Floats as 0-dim tensors, which are inputs of the program."""
+    if type(x) is float:
+        return torch.tensor(x, dtype=torch.float64, device="cpu")
+    if isinstance(x, torch.Tensor):
+        return x
+    return tree_map(lambda e: _traced(e) if type(e) is float else e, x) if isinstance(x, (list, tuple, dict)) else x
+
+
+def _explained(error: Any) -> GraphBreakError:
+    """The error for what Dynamo could not capture."""
+    frame = next(reversed(error.real_stack), None) if getattr(error, "real_stack", None) else None
+    at = f"{os.path.basename(frame.filename)}:{frame.lineno}: {(frame.line or '').strip()}" if frame is not None else ""
+    text = str(error)
+    first = text.strip().splitlines()[0]
+    if "Data-dependent branching" in text:
+        what, do = "Python's control flow depends on the value of a tensor", _BRANCH
+    elif "data-dependent" in text:
+        what, do = "a size, or the number of turns of a loop, depends on the value of a tensor", _SIZE
+    else:
+        what, do = first[0].lower() + first[1:], _OTHER
+    return GraphBreakError(f"the function cannot be one program: {what}", at=at, do=do)
+
+
+__all__ = ["jit"]

@@ -1,0 +1,202 @@
+"""``DeviceLoader``: batches are on the device before they are asked for, and each step ends where its batch ends."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from lazytpu.tensors.tensor import LazyTensor
+from lazytpu.tracing.step import mark_step
+
+_POLL_S = 0.1  # how often a waiting thread looks whether the other side is still there
+_running: dict[threading.Thread, threading.Event] = {}  # threads, and what tells each to stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What the loader raised."""
+
+    error: BaseException
+
+
+_END = object()
+
+
+class DeviceLoader:
+    """Iterates over a loader; a thread moves its batches to the device while the model computes.
+
+    `lazytpu.mark_step` is called whenever a batch is done with (the next one is asked for, or there is none), so a
+    training loop needs no call of its own.  After a ``break`` the step is left open.
+
+    Args:
+        loader: any iterable of batches, such as a ``torch.utils.data.DataLoader``.  A batch is a tensor or any nest of
+            tuples, lists, dictionaries and other pytrees.  What has a method ``to`` is moved, the rest stays as it is.
+        device: where to; by default the lazy device.
+        prefetch: how many batches may wait on the device.
+        progress: shows a progress bar (needs the package ``rich``).
+
+    Raises:
+        ValueError: ``prefetch`` is less than 1.
+        ModuleNotFoundError: ``progress`` is asked for and ``rich`` is not installed.
+
+    Example:
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=32, num_workers=2)
+        >>> for images, labels in lazytpu.DeviceLoader(loader):
+        ...     loss = torch.nn.functional.cross_entropy(model(images), labels)
+        ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        device: torch.device | str | None = None,
+        prefetch: int = 2,
+        progress: bool = False,
+    ) -> None:
+        if prefetch < 1:
+            raise ValueError(f"prefetch is at least 1, not {prefetch}")
+        self.loader, self.prefetch, self.progress = loader, prefetch, progress
+        self.device = torch.device(LazyTensor.device_type if device is None else device)  # type: ignore[attr-defined]
+        if progress:
+            _require_rich()
+
+    def __len__(self) -> int:
+        if not isinstance(self.loader, Sized):
+            raise TypeError(f"the loader, a {type(self.loader).__name__}, has no length")
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        _join_stopped()  # a loader with persistent workers has one iterator, which two threads must not share
+        batches = _Batches(iter(self.loader), self.device, self.prefetch)
+        return _tracked(batches, self._total()) if self.progress else batches
+
+    def _total(self) -> int | None:
+        try:
+            return len(self)
+        except TypeError:  # also what a DataLoader over an IterableDataset raises
+            return None
+
+
+class _Batches(Iterator[Any]):
+    """One pass over the loader.  Its thread stops when the pass ends, fails or is forgotten."""
+
+    def __init__(self, source: Iterator[Any], device: torch.device, prefetch: int) -> None:
+        self._queue: queue.Queue[Any] = queue.Queue(prefetch)
+        self._stop = threading.Event()
+        # The thread holds no reference to this object, so forgetting the object stops the thread.
+        self._thread = threading.Thread(
+            target=_produce,
+            args=(source, device, self._queue, self._stop),
+            name="lazytpu.DeviceLoader",
+            daemon=True,
+        )
+        weakref.finalize(self, self._stop.set)
+        self._started = False
+
+    def __next__(self) -> Any:
+        if self._started:
+            mark_step()
+        if self._stop.is_set():
+            raise StopIteration
+        if not self._started:
+            # Not before the first batch is waited for: the random numbers that the loader draws at its start
+            # come in their turn.
+            self._started = True
+            _running[self._thread] = self._stop
+            self._thread.start()
+        item = self._take()
+        if isinstance(item, _Failure):
+            self.close()
+            raise item.error
+        if item is _END:
+            self.close()
+            raise StopIteration
+        return item
+
+    def _take(self) -> Any:
+        while True:
+            try:
+                return self._queue.get(timeout=_POLL_S)
+            except queue.Empty:
+                if not self._thread.is_alive() and self._queue.empty():
+                    self.close()
+                    raise RuntimeError("the thread of a DeviceLoader is gone; was the process forked?") from None
+
+    def close(self) -> None:
+        """Stops the thread; batches that wait are dropped."""
+        self._stop.set()
+
+
+def _produce(source: Iterator[Any], device: torch.device, into: queue.Queue[Any], stop: threading.Event) -> None:
+    """The thread: takes batches from the loader, starts their transfer and puts them in line."""
+    try:
+        for batch in source:
+            if not _put(into, to_device(batch, device), stop):
+                return
+        _put(into, _END, stop)
+    except BaseException as error:  # passed on: it belongs to whoever iterates
+        _put(into, _Failure(error), stop)
+    finally:
+        _running.pop(threading.current_thread(), None)
+
+
+def _put(into: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
+    """Waits for a place in line; False when nobody wants the item any more."""
+    while not stop.is_set():
+        try:
+            into.put(item, timeout=_POLL_S)
+            return True
+        except queue.Full:
+            pass
+    return False
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """``batch`` with everything in the nest that can be moved on ``device``."""
+
+    def move(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return x.to(device, non_blocking=True)
+        return x.to(device) if hasattr(x, "to") else x  # PackedSequence, BatchEncoding and the like
+
+    return tree_map(move, batch, is_leaf=lambda x: hasattr(x, "to"))
+
+
+def _join_stopped() -> None:
+    """Waits for threads that were told to stop."""
+    for thread, stop in list(_running.items()):
+        if stop.is_set():
+            thread.join()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Python would end the threads anywhere, also in the middle of a transfer, which XLA does not survive."""
+    for stop in list(_running.values()):
+        stop.set()
+    for thread in list(_running):
+        thread.join(timeout=5.0)
+
+
+def _require_rich() -> None:
+    try:
+        import rich.progress  # noqa: F401 # an optional dependency
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError("DeviceLoader(progress=True) needs the package rich: pip install rich") from missing
+
+
+def _tracked(batches: _Batches, total: int | None) -> Iterator[Any]:
+    from rich.progress import track  # an optional dependency
+
+    try:
+        yield from track(batches, "batches", total)
+    finally:
+        batches.close()

@@ -1,0 +1,314 @@
+"""`compile`: a whole step as one executable, without running its Python again.
+
+The function is recorded as usual for its first calls.  Once two calls in a row were the same program, numbers and
+all, further calls *replay* it (replay.py) for as long as what the function could look at is as it was (guards.py).
+What cannot be replayed keeps being recorded, which is slower and always right, and `lazytpu.explain` says why.
+Optimizers that have a ``capturable`` form are switched to it, so that their step counters live on the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable
+from itertools import repeat
+from operator import is_
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from lazytpu.config import config
+from lazytpu.diagnosis import events
+from lazytpu.errors import ReplayError
+from lazytpu.frontends.replay.capture import Capture, difference, draws_so_far
+from lazytpu.frontends.replay.guards import Guards
+from lazytpu.frontends.replay.replay import UNFIT, Call, Program, grad_of
+from lazytpu.ir.tree import LeastRecent, trace
+from lazytpu.observe import metrics, step_statistics
+from lazytpu.tensors import tensor
+from lazytpu.tensors.storage import new_storage, resolve
+from lazytpu.tensors.tensor import LazyTensor, make
+from lazytpu.tracing import record, step
+from lazytpu.tracing.record import cell_of, is_device_tensor
+
+MAX_RECORDED = 5
+"""Calls of one kind that are recorded in a row before they are given up as ones that cannot be replayed."""
+
+_MAX_KINDS = 32
+_LAZY = {LazyTensor}
+_LR_CHANGES = 2  # between calls, one after the other, before a learning rate becomes a tensor
+_TENSOR_LR = (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.RAdam)
+
+
+class _Kind:
+    """Calls with arguments of the same types.
+
+    Attributes:
+        last: the latest recorded call, ``guards`` what was around it afterwards.
+        rebinds: how often tensors had been pointed at another storage by then.
+        program: what is replayed as long as the guards hold.
+        recorded, replays: how many calls were so in a row.
+        given_up: recorded in every call from now on.
+    """
+
+    __slots__ = ("given_up", "guards", "last", "program", "rebinds", "recorded", "replays")
+
+    def __init__(self) -> None:
+        self.last: Call | None = None
+        self.guards: Guards | None = None
+        self.program: Program | None = None
+        self.rebinds = self.recorded = self.replays = 0
+        self.given_up = False
+
+
+class CompiledStep:
+    """A function whose calls run as one executable; made by `compile`."""
+
+    def __init__(self, function: Callable[..., Any], verify_every: int = 0) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._verify_every = function, verify_every
+        self._name = getattr(function, "__qualname__", repr(function))
+        self._kinds = LeastRecent(_MAX_KINDS)
+        self._found = Guards(function)
+        self._lr_changes = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if trace.forgetful:  # somebody looks at each op
+            return self._plainly(args, kwargs)
+        if not kwargs and {*map(type, args)} <= _LAZY:
+            leaves, spec = args, None
+        else:
+            leaves, spec = tree_flatten((args, kwargs))  # type: ignore[assignment]
+        key = self._key(leaves, spec)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = _Kind()
+            self._kinds.keep(key, kind)
+        program = kind.program
+        if program is not None:
+            assert kind.guards is not None  # set with the program
+            if kind.guards.hold() and kind.rebinds == tensor.rebinds:
+                if self._verify_every and kind.replays % self._verify_every == self._verify_every - 1:
+                    return self._verify(kind, leaves, args, kwargs)
+                result = self._replayed(program, leaves)
+                if result is not UNFIT:
+                    kind.replays += 1
+                    metrics.count("step")
+                    metrics.count("replay")
+                    step_statistics.end_step()
+                    return result
+            self._part(kind)
+        if kind.given_up:
+            return _detached(self._function(*args, **kwargs))
+        return self._record(kind, leaves, args, kwargs)
+
+    @staticmethod
+    def _replayed(program: Program, leaves: Any) -> Any:
+        """Runs a program without the garbage collector.
+
+        A run makes as many arrays as it drops.  The collector counts those made first: it would look at all of them,
+        and call them old, in each run of a program with some hundred results.
+        """
+        collecting = gc.isenabled()
+        try:
+            gc.disable()
+            return program.run(leaves)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _plainly(self, args: Any, kwargs: Any) -> Any:
+        """A call as a step without `compile`, for debugging."""
+        result = _detached(self._function(*args, **kwargs))
+        step.mark_step()
+        return result
+
+    def _key(self, leaves: Any, spec: Any) -> Any:
+        """What parts calls into kinds: types of arguments and which of them alias, flags of modules, modes."""
+        parts, storages = [], {}  # type: ignore[var-annotated]
+        for x in leaves:
+            if is_device_tensor(x):
+                storage, layout = resolve(cell_of(x))
+                parts.append((layout, x.requires_grad, storages.setdefault(id(storage), len(storages))))
+            else:
+                parts.append(_frozen(x))
+        without_grad = tuple(map(is_, map(grad_of, self._found.parameters), repeat(None)))
+        return (*parts, spec, self._found.training(), without_grad, _modes())
+
+    def _part(self, kind: _Kind) -> None:
+        """Ends the replays of a program that no longer fits."""
+        assert kind.guards is not None
+        kind.program, kind.recorded, kind.replays = None, 0, 0
+        changes = kind.guards.changes()
+        self._follow_lr(changes)
+        if kind.rebinds != tensor.rebinds:
+            changes.append("a tensor points at other memory (x.data = y)")
+        events.recorded_again(
+            self._name, "; ".join(changes[:3]) or "arguments or gradients share memory in another way"
+        )
+
+    def _follow_lr(self, changes: list[str]) -> None:
+        """Makes tensors of the learning rates that change between calls again and again."""
+        if not changes or not all(change.partition(" ")[0].endswith(".lr") for change in changes):
+            self._lr_changes = 0
+            return
+        self._lr_changes += 1
+        if self._lr_changes >= _LR_CHANGES:
+            for optimizer in self._found.optimizers:
+                _make_lr_tensors(optimizer)
+
+    def _record(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> Any:
+        if kind.guards is not None and kind.recorded:
+            self._follow_lr(kind.guards.changes())
+        guards, call, result = self._recorded(kind, leaves, args, kwargs)
+        problem = "the function reads a tensor, which cuts its graph" if call is None else call.problem
+        changes = guards.changes()
+        last, kind.last, kind.guards, kind.rebinds = kind.last, call, guards, tensor.rebinds
+        kind.recorded += 1
+        if not problem and last is not None and call is not None:
+            problem = difference(last, call)
+            if not problem and changes:
+                problem = f"the function changes something besides tensors of the device: {'; '.join(changes[:3])}"
+            if not problem:
+                program = Program(call)
+                problem = "scalars that were one part" if program.parts() else ""
+                if not problem:
+                    kind.program, kind.recorded, kind.replays = program, 0, 0
+                    return result
+        if changes:
+            kind.guards = Guards(self._function)
+        if call is None or kind.recorded >= MAX_RECORDED:
+            kind.given_up = True
+            kind.last = kind.guards = None
+            events.not_replayed(self._name, problem)
+        return result
+
+    def _recorded(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> tuple[Guards, Call | None, Any]:
+        """Runs the function: the guards from before it, what it did (None where its graph was cut) and returned."""
+        self._found = Guards(self._function)
+        for optimizer in self._found.optimizers:
+            _make_capturable(optimizer)
+        guards = self._found = Guards(self._function)
+        step.cut("lazytpu.compile")
+        before, draws = trace.step, draws_so_far()
+        result = _detached(self._function(*args, **kwargs))
+        if kind.last is not None and kind.last.unexplained:
+            gc.collect()  # perhaps only a reference cycle keeps it
+        if trace.step != before:
+            return guards, None, result
+        with record.lock:
+            capture = Capture(leaves, result, guards.parameters, draws)
+            step.cut("lazytpu.compile", capture)
+        return guards, capture.call, result
+
+    def _verify(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> Any:
+        """Records the call and compares it with the program."""
+        assert kind.program is not None
+        guards, call, result = self._recorded(kind, leaves, args, kwargs)
+        problem = "it reads a tensor" if call is None else call.problem or difference(kind.program.call, call)
+        problem = problem or "; ".join(guards.changes()[:3])
+        if problem:
+            kind.program = None
+            raise ReplayError(
+                f"{self._name} is not what was replayed in the last {kind.replays} calls",
+                given=problem,
+                do="make what changes an argument, or a tensor of the device that the function updates",
+            )
+        kind.replays += 1
+        metrics.count("verified")
+        return result
+
+
+def compile(function: Callable[..., Any], *, verify_every: int = 0) -> CompiledStep:
+    """Makes a function of a whole training or inference step run as one executable.
+
+    Args:
+        function: takes and returns any nesting of device tensors and constants, and may update parameters,
+            buffers and optimizer state that it reaches by itself.  The backward pass belongs inside: what
+            it returns carries no gradient.
+        verify_every: records every n-th call that could be replayed, and compares; 0 is never.
+
+    Returns:
+        A callable with the same arguments.  Its first calls are recorded; later ones with arguments of the
+        same shapes, dtypes and constants do not run the function's Python, as long as nothing has changed that
+        the function could look at.
+
+    Raises:
+        ReplayError: in a call of the result, when ``verify_every`` finds that the function has changed.
+
+    Example:
+        >>> @lazytpu.compile
+        ... def train_step(x, y):
+        ...     optimizer.zero_grad()
+        ...     loss = F.cross_entropy(net(x), y)
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     return loss.detach()
+    """
+    if verify_every < 0:
+        raise ValueError(f"verify_every is 0 or more, not {verify_every}")
+    return CompiledStep(function, verify_every)
+
+
+def _modes() -> Any:
+    device: str = LazyTensor.device_type  # type: ignore[attr-defined]
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+        torch.get_default_dtype(),
+        config.check_bounds,
+        config.matmul_precision,
+        config.lowerings,
+    )
+
+
+def _detached(result: Any) -> Any:
+    leaves, spec = tree_flatten(result)
+    return tree_unflatten([x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x for x in leaves], spec)
+
+
+def _frozen(x: Any) -> Any:
+    try:
+        hash(x)
+    except TypeError:
+        return type(x), repr(x)
+    return type(x), x
+
+
+def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Moves the step counters of an optimizer to the device, where torch has that form of it.
+
+    Counters with the same number become one buffer, so that what is computed from them is computed once.
+    """
+    shared: dict[float, Any] = {}
+    for group in optimizer.param_groups:
+        if group.get("capturable") is not False or group.get("fused"):
+            continue
+        group["capturable"] = True
+        for parameter in group["params"]:
+            state = optimizer.state[parameter] if parameter in optimizer.state else {}
+            counter = state.get("step")
+            if isinstance(counter, torch.Tensor) and is_device_tensor(parameter) and not is_device_tensor(counter):
+                moved = shared.get(counter.item())
+                if moved is None:
+                    moved = shared[counter.item()] = counter.to(parameter.device)
+                    state["step"] = moved
+                else:
+                    source = resolve(cell_of(moved))[0]
+                    source.shared = True
+                    twin = new_storage(source.layout, source.buffer)
+                    twin.shared = True
+                    state["step"] = make(twin)
+
+
+def _make_lr_tensors(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the learning rates of an optimizer tensors, which schedulers fill in place."""
+    for group in optimizer.param_groups:
+        parameter = next(iter(group["params"]), None)
+        if parameter is None or not is_device_tensor(parameter):
+            continue
+        if isinstance(optimizer, _TENSOR_LR) and isinstance(group["lr"], float):
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float64, device=parameter.device)
+            if isinstance(optimizer, torch.optim.SGD):  # its other forms read the number
+                group["fused"], group["foreach"] = True, False

@@ -1,0 +1,359 @@
+"""A recorded call as a program that runs again without Python: what `compile` keeps of a function.
+
+Between two runs the arrays stay where the executable left them, in one list whose order is that of its results.
+The storages they belong to are *parked*: each knows the program, and the first that anyone looks at or writes to
+brings all of them back.  So a run in a row costs the call of the executable and little else, however many tensors
+there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import is_not, itemgetter
+from sys import getrefcount
+from typing import Any
+
+import torch
+
+from lazytpu import random
+from lazytpu.ir.layout import Layout
+from lazytpu.ir.tree import Node, trace
+from lazytpu.observe import metrics
+from lazytpu.runtime import client
+from lazytpu.runtime.host.interrupts import uninterrupted
+from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
+from lazytpu.tensors.tensor import make, make_view
+from lazytpu.tracing import record, step
+from lazytpu.tracing.record import cell_of
+
+_Tensor: Any = torch.Tensor
+grad_of: Callable[[Any], Any] = _Tensor.grad.__get__
+_set_grad: Callable[[Any, Any], None] = _Tensor.grad.__set__
+
+
+class Parked(Storage):
+    """A storage whose contents lie in a program's list until someone asks for them."""
+
+    pool: Program
+
+
+def _asks_first(name: str) -> property:
+    """An attribute of `Parked` that brings the contents back before it is read or set."""
+
+    def read(storage: Parked) -> Any:
+        storage.pool.unpark()
+        return getattr(storage, name)
+
+    def write(storage: Parked, value: Any) -> None:
+        storage.pool.unpark()
+        setattr(storage, name, value)
+
+    return property(read, write)
+
+
+for _name in ("value", "dirty", "buffer", "shared", "reads", "reads_root", "moved", "host"):
+    setattr(Parked, _name, _asks_first(_name))
+
+
+@dataclass(slots=True)
+class Gradient:
+    """A tensor that a call puts into ``parameter.grad``.
+
+    Attributes:
+        storage: that of the tensor; gradients that share one in the recorded call share one in each.
+        layout: how the tensor lies in it.
+        slot: the output that ``storage`` keeps.
+    """
+
+    parameter: torch.Tensor
+    tensor: torch.Tensor
+    storage: Storage
+    layout: Layout
+    slot: int
+
+
+@dataclass(slots=True)
+class Call:
+    """What a recorded call did, as far as a replay has to know.
+
+    Attributes:
+        path, key: the last node, and what was live and donated there.
+        executable: what ran.
+        sources: for each input of the executable its argument leaf, or the storage it is read from.
+        equals: for each input the other storages that hold the same buffer.
+        written: for each output the storages from before the call that keep it.
+        leaves: for each output the argument leaves whose storage keeps it.
+        gradients: what it puts into ``.grad``.
+        results: for each leaf of the return value how to make it, see `Program.result`.
+        structure: makes the return value of its leaves.
+        numbers: floats, ints and complex numbers; ``keys`` are the positions of random keys among the ints.
+        problem: why the call must not be replayed, empty where nothing is known against it.
+        kept_gradients: parameters and the gradients they had before, and have still.
+        unexplained: a tensor of the call is kept by nobody who is known.
+    """
+
+    path: Node
+    key: Any
+    executable: client.Executable
+    sources: list[int | Storage]
+    equals: list[list[Storage]]
+    written: list[list[Storage]]
+    leaves: list[list[int]]
+    gradients: list[Gradient]
+    results: list[tuple[str, Any, Any]]
+    structure: Callable[[list[Any]], Any]
+    numbers: tuple[list[float], list[int], list[complex]]
+    keys: list[int]
+    problem: str = ""
+    kept_gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    unexplained: bool = False
+
+
+class Program:
+    """A call that can be replayed.
+
+    Every array has a *slot*: the outputs of the executable come first, then what it reads and never writes
+    (``constants``), then scalars of that kind that are asked for anew in each run (a learning rate that somebody
+    sets), then the arguments.
+    """
+
+    def __init__(self, call: Call) -> None:
+        graph = call.executable.graph
+        self.call, self.parked = call, False
+        self.slots: dict[Storage, int] = {}
+        self.held: list[Any] = []
+        self.flat: Any = None  # the outputs that the executable gives as one array, last in `held` and None there
+        self.outputs = len(graph.outputs)
+        for output, storages in enumerate(call.written):
+            self.slots.update(dict.fromkeys(storages, output))
+        volatile: dict[Storage, int] = {}
+        constants = 0
+        for source, equals in zip(call.sources, call.equals, strict=True):
+            if isinstance(source, int) or source in self.slots:
+                continue
+            if source.layout.size or equals:
+                self.slots.update(dict.fromkeys([source, *equals], self.outputs + constants))
+                constants += 1
+            else:
+                volatile[source] = len(volatile)
+        self.kept_slots = self.outputs + constants
+        self.volatile = list(volatile)
+        self.leaf_sources = sorted({s for s in call.sources if isinstance(s, int)})
+        leaf_slots = {leaf: self.kept_slots + len(volatile) + i for i, leaf in enumerate(self.leaf_sources)}
+        slots = [
+            leaf_slots[s] if isinstance(s, int) else self.slots[s] if s in self.slots else self.kept_slots + volatile[s]
+            for s in call.sources
+        ]
+        given, kept = client.split_donated(graph, slots)
+        self._given, self._kept = _getter(given), _getter(kept)
+        read = [[s, *equals] for s, equals in zip(call.sources, call.equals, strict=True) if isinstance(s, Storage)]
+        self._read = [(s, self.slots[s]) for group in read for s in group if s in self.slots]
+        owners = [*self.slots.values(), *[g.slot for g in call.gradients]]
+        self._shared = {slot for slot, n in Counter(owners).items() if n > 1}
+        self._donated = set(given)
+        self._fleeting = sorted(set(range(self.outputs)) - set(owners))
+        self._leaf_writes = [(output, leaf) for output, leaves in enumerate(call.leaves) for leaf in leaves]
+        packs = client.packed(graph, *call.numbers)
+        self._packs = packs if call.keys else client.resident(packs)
+        self._start = client.start if call.keys else client.start_ready
+        self._parameters = [g.parameter for g in call.gradients]
+        self._grads = [g.tensor for g in call.gradients]
+        self._grad_storages: list[Storage] = []
+        self._grad_ids: list[int] = []
+        self._grad_references = -1
+        self._accumulating = [p for p, _ in call.kept_gradients]
+        self._accumulated = [id(g) for _, g in call.kept_gradients]
+        graph_results = {slot for kind, slot, _ in call.results if kind == "output"}
+        self._results_shared = {s for s in graph_results if s in self._shared or s in owners}
+
+    def holds(self, storage: Storage) -> bool:
+        """Whether a storage is one that the program reads or writes besides its arguments."""
+        return storage in self.slots or storage in self.volatile
+
+    def parts(self) -> bool:
+        """Whether storages that shared a buffer would no longer do so after a run."""
+        groups = [[s, *e] for s, e in zip(self.call.sources, self.call.equals, strict=True) if isinstance(s, Storage)]
+        return any(len({self.slots.get(s) for s in group}) > 1 for group in groups)
+
+    def run(self, leaves: Sequence[torch.Tensor]) -> Any:
+        """Runs on the present contents of everything.
+
+        Args:
+            leaves: the leaves of the arguments.
+
+        Returns:
+            What the function returns; `UNFIT` where buffers that were one no longer are.
+        """
+        call, graph = self.call, self.call.executable.graph
+        with record.lock:
+            if trace.cursor.depth:
+                step.cut("lazytpu.compile")
+            storages = [resolve(cell_of(leaves[i]))[0] for i in self.leaf_sources]
+            if any(map(self.holds, storages)) or list(map(id, map(grad_of, self._accumulating))) != self._accumulated:
+                return UNFIT
+            grads, missing = self._present_grads()
+            fresh = bool(self._parameters) and not self._own(grads)
+            if fresh or not self.parked:
+                self.unpark()
+                held = self._gather()
+                if held is None:
+                    return UNFIT
+            else:
+                held = self.held
+            every = [*held, *map(_buffer, self.volatile), *map(_buffer, storages)]
+            self._keep_shared_arguments(every, storages)
+            packs = self._packs if not call.keys else self._packs_with_new_keys()
+            with uninterrupted():
+                results = self._start(call.executable, self._given(every), self._kept(every), packs)
+                outputs = step.outputs_of(call.executable, results, call.path, call.key[0])
+                if graph.packed:
+                    *outputs, self.flat = outputs
+                    outputs += [None] * graph.packed
+                self.held = [*outputs, *held[self.outputs :]]
+                for slot in self._fleeting:
+                    self.held[slot] = None
+                if fresh:
+                    self._renew_grads()
+                elif missing:
+                    for parameter, grad in zip(self._parameters, self._grads, strict=True):
+                        _set_grad(parameter, grad)
+                if not self.parked:
+                    self._park()
+                for slot, leaf in self._leaf_writes:
+                    target = resolve(cell_of(leaves[leaf]))[0]
+                    write_buffer(target, outputs[slot], slot in self._shared or slot in self._results_shared)
+        return call.structure(self._results(outputs, leaves))
+
+    def unpark(self) -> None:
+        """Gives every storage its contents."""
+        with record.lock, uninterrupted():
+            if not self.parked:
+                return
+            self.parked = False
+            if self.flat is not None:
+                packed = client.unpacked(self.call.executable.graph, self.flat)
+                self.held[self.outputs - len(packed) : self.outputs] = packed
+            grads = [(s, g.slot) for s, g in zip(self._grad_storages, self.call.gradients, strict=True)]
+            for storage, slot in (*self.slots.items(), *grads):
+                if storage.__class__ is Parked:
+                    storage.__class__ = Storage  # type: ignore[assignment]
+                    write_buffer(storage, self.held[slot], slot in self._shared)
+            self.held, self.flat = [], None
+
+    def _park(self) -> None:
+        for storage in (*self.slots, *self._grad_storages):
+            storage.__class__ = Parked
+            storage.pool = self  # type: ignore[attr-defined]
+        self.parked = True
+
+    def _gather(self) -> list[Any] | None:
+        """The contents of the storages by slot; None where one buffer for several has become several."""
+        held: list[Any] = [None] * self.kept_slots
+        for storage, slot in self._read:
+            buffer = _buffer(storage)
+            if held[slot] is None:
+                if storage.shared and slot in self._donated:  # someone else holds it, and may not lose it
+                    buffer = buffer.copy()
+                    metrics.count("copied_before_donation")
+                held[slot] = buffer
+            elif held[slot] is not buffer:
+                return None
+        return held
+
+    def _keep_shared_arguments(self, every: list[Any], storages: Sequence[Storage]) -> None:
+        """Copies the buffers of arguments that are to be donated and that someone else holds."""
+        first = len(every) - len(storages)
+        for slot, storage in enumerate(storages, first):
+            if storage.shared and slot in self._donated:
+                every[slot] = every[slot].copy()
+                metrics.count("copied_before_donation")
+
+    def _present_grads(self) -> tuple[list[Any], bool]:
+        """The gradients that are there, and whether all have been taken away (``zero_grad``)."""
+        grads = list(map(grad_of, self._parameters))
+        if grads and not any(map(is_not, grads, repeat(None))):
+            return self._grads[:], True
+        return grads, False
+
+    def _own(self, grads: list[Any]) -> bool:
+        """Whether these are the program's own gradients and nobody else holds them, so that they can be written."""
+        return list(map(id, grads)) == self._grad_ids and self._references(grads) == self._grad_references
+
+    def _references(self, grads: list[Any]) -> int:
+        return sum(map(getrefcount, grads)) + sum(map(getrefcount, self._grad_storages))
+
+    def _renew_grads(self) -> None:
+        """Puts new tensors in the place of gradients, as autograd does; others may hold the old ones."""
+        self._make_grads()
+        grads = list(map(grad_of, self._parameters))
+        self._grad_ids = list(map(id, grads))
+        self._grad_references = self._references(grads)
+
+    def _make_grads(self) -> None:
+        wholes: dict[Storage, torch.Tensor] = {}
+        self._grads, self._grad_storages = [], []
+        for gradient in self.call.gradients:
+            whole = wholes.get(gradient.storage)
+            if whole is None:
+                whole = wholes[gradient.storage] = make(new_storage(gradient.storage.layout))
+            storage: Storage = whole._s  # type: ignore[attr-defined]
+            grad = whole if gradient.layout is storage.layout else make_view(whole, storage, gradient.layout)
+            _set_grad(gradient.parameter, grad)
+            self._grads.append(grad)
+            self._grad_storages.append(storage)
+
+    def _packs_with_new_keys(self) -> Any:
+        floats, ints, complexes = self._packs
+        ints = ints.copy()
+        for position in self.call.keys:
+            ints[position : position + 2] = record.signed(random.default_generator.next_key())
+        return floats, ints, complexes
+
+    def _results(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """The leaves of the return value.
+
+        A ``constant`` or a tensor of before the call (``kept``) is what it is; a ``leaf`` is one of the arguments, a
+        ``grad`` one of the gradients, an ``output`` a new tensor; each of these lies in its storage as the layout says.
+        """
+        wholes: dict[int, torch.Tensor] = {}
+        made = []
+        for kind, what, layout in self.call.results:
+            if kind == "output":
+                whole = wholes.get(what)
+                if whole is None:
+                    storage = new_storage(layout.root, outputs[what])
+                    storage.shared = what in self._results_shared
+                    whole = wholes[what] = make(storage)
+            elif kind == "leaf":
+                whole = leaves[what]
+            elif kind == "grad":
+                whole = self._grads[what]
+            else:
+                made.append(what)
+                continue
+            cell = cell_of(whole)
+            made.append(
+                whole if layout is None or layout is cell.layout else make_view(whole, resolve(cell)[0], layout)
+            )
+        return made
+
+
+UNFIT = object()
+"""What `Program.run` returns where the call has to be recorded."""
+
+
+def _buffer(storage: Storage) -> Any:
+    if storage.step != trace.step and storage.buffer is not None:
+        return storage.buffer
+    return step.buffer_of(storage, "read")
+
+
+def _getter(positions: list[int]) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function of a sequence that gives the list of its elements at the positions."""
+    if len(positions) < 2:
+        return lambda every: [every[i] for i in positions]
+    get = itemgetter(*positions)
+    return lambda every: list(get(every))

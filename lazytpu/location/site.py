@@ -1,0 +1,217 @@
+"""Where in the user's program an op was recorded: file, line and module path.  Asked on a miss only."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import weakref
+from dataclasses import dataclass, field, replace
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from lazytpu.config import config
+from lazytpu.location import gradients
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_AUTOCAST = os.path.join(_OURS, "kernels", "autocast.py")
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = os.sep + "site-packages" + os.sep  # may lie inside the folder of the standard library
+_CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
+_BACKWARD_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
+
+_names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+_MAX_STACKS = 4096
+_stacks: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the user's program.
+
+    Attributes:
+        file, line: the innermost frame of the user, see `is_user_file`; empty when there is none.
+        module: class of the outermost ``nn.Module`` being called and the path inside it: ``CNN.c1``.
+        backward: the op belongs to the gradient of the op at this place.
+        stack: (file, line) of all the frames of the user, the innermost first.
+        training: the ``training`` flags of the outermost and the innermost module being called; None without one.
+        adds_up: it adds a gradient to the one that a parameter has already.
+        modes: whether gradients are recorded, and the dtype of ``torch.autocast``, None where it is off.
+    """
+
+    file: str = ""
+    line: int = 0
+    module: str = ""
+    backward: bool = False
+    stack: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
+    training: tuple[bool, bool] | None = field(default=None, compare=False, repr=False)
+    adds_up: bool = field(default=False, compare=False, repr=False)
+    modes: tuple[bool, torch.dtype | None] = field(default=(True, None), compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
+
+    def describe(self) -> str:
+        """``train.py:12  CNN.c1 (backward)``."""
+        return "  ".join(filter(None, (str(self), self.module))) + (" (backward)" if self.backward else "")
+
+
+UNKNOWN = Site()
+
+
+def is_ours(name: str) -> bool:
+    """Whether a frame's file is of this package, or a kernel that it has written."""
+    return name.startswith((_OURS, "<lazytpu"))
+
+
+def is_user_file(name: str) -> bool:
+    """Whether a frame's file is the user's: not of torch, lazytpu or the standard library, and not made up."""
+    if name.startswith((_OURS, _TORCH, "<")):
+        return False
+    return not name.startswith(_STDLIB) or _PACKAGES in name
+
+
+def inside(name: str) -> str:
+    """`` inside torch`` for a file of torch, the like for the standard library, empty for files of the user's."""
+    if is_user_file(name) or name.startswith("<"):
+        return ""
+    return " inside torch" if name.startswith(_TORCH) else " inside Python's library"
+
+
+def here(before: Site | None = None, op: Any = None) -> Site:
+    """The site of the op that is being recorded.
+
+    Args:
+        before: that of the op before it.
+        op: what is recorded, if anything is.
+    """
+    node = torch._C._current_autograd_node()
+    site = _of_op(node, before, sys._getframe(1))
+    is_view = getattr(getattr(op, "recorded", None), "is_view", False)  # recorded where it is read, by another op
+    if op is not None and not is_view and torch.is_grad_enabled():
+        gradients.note(site, op.name, node is not None)
+    return site
+
+
+def _of_op(node: Any, before: Site | None, frame: FrameType | None) -> Site:
+    if node is not None and not _in_hook(frame):
+        return _in_backward(node, before)
+    site = _of_frames(frame)
+    if not site.file and threading.current_thread() is not threading.main_thread():
+        return _of_frames(_frame_of_main())
+    return site
+
+
+def _in_hook(frame: FrameType | None) -> bool:
+    """Whether the backward pass that runs has called a function of the user's."""
+    while frame is not None and frame.f_code is not _BACKWARD_CODE:
+        if is_user_file(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _in_backward(node: Any, before: Site | None) -> Site:
+    """The site of an op that a node of autograd records."""
+    forward: Site | None = gradients.forward_of(node)
+    if forward is not None:
+        return replace(forward, backward=True)
+    adds_up = gradients.adds_up(node)
+    if (adds_up or gradients.is_known()) and before is not None and before.backward:  # belongs to what it works on
+        return replace(before, adds_up=adds_up)
+    return replace(_of_frames(_frame_of_main()), backward=True, adds_up=adds_up)
+
+
+def _frame_of_main() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def line_here() -> Site:
+    """The user's line only, without the module path: for what happens in every step."""
+    return _innermost(sys._getframe(1))
+
+
+def line_of_read() -> Site:
+    """The line that reads or cuts; on the thread of the backward pass that of the op whose gradient reads."""
+    found = _innermost(sys._getframe(1))
+    if found.file or threading.current_thread() is threading.main_thread():
+        return found
+    forward: Site | None = gradients.forward_of(torch._C._current_autograd_node())
+    return forward or _innermost(_frame_of_main())
+
+
+def line_of_call() -> Site | None:
+    """The line that calls what torch.compile has captured: not in the code that it has put in the function's place."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (not is_user_file(frame.f_code.co_filename) or _is_of_dynamo(frame.f_code)):
+        frame = frame.f_back
+    return None if frame is None else Site(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_of_dynamo(code: CodeType) -> bool:
+    written = any(name.startswith(("__compiled_fn", "__resume_at")) for name in code.co_names)
+    return written or code.co_name.startswith("torch_dynamo_resume")
+
+
+def place_here() -> Site:
+    """Where the program is, with its stack and module path, although no op is recorded there."""
+    return _of_frames(sys._getframe(1))
+
+
+def _innermost(frame: FrameType | None) -> Site:
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_user_file(name):
+            return Site(name, frame.f_lineno)
+        frame = frame.f_back
+    return UNKNOWN
+
+
+def _of_frames(frame: FrameType | None) -> Site:
+    lines, modules, casts = [], [], torch.is_autocast_enabled(config.device_name)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == _AUTOCAST:  # what it calls is told that it is off
+            casts = True
+        elif code is _CALL_CODE:
+            modules.append(frame.f_locals["self"])
+        elif is_user_file(code.co_filename):
+            lines.append((code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    file, line = lines[0] if lines else ("", 0)
+    training = (modules[-1].training, modules[0].training) if modules else None
+    path = _module_path(modules[::-1])
+    modes = torch.is_grad_enabled(), torch.get_autocast_dtype(config.device_name) if casts else None
+    return Site(file, line, path, False, _interned(lines), training, False, modes)
+
+
+def _interned(lines: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """The one tuple of these lines: most ops of a step are called from few places."""
+    if len(_stacks) >= _MAX_STACKS:
+        _stacks.clear()
+    stack = tuple(lines)
+    return _stacks.setdefault(stack, stack)
+
+
+def _module_path(modules: list[torch.nn.Module]) -> str:
+    if not modules:
+        return ""
+    parts, outer = [type(modules[0]).__name__], modules[0]
+    for inner in modules[1:]:
+        name = _name_within(outer, inner)
+        if name:
+            parts.append(name)
+            outer = inner
+    return ".".join(parts)
+
+
+def _name_within(outer: torch.nn.Module, inner: torch.nn.Module) -> str:
+    """``b.0.l1`` for the module ``outer.b[0].l1``; the class name when it is not inside."""
+    names = _names.get(outer)
+    if names is None or id(inner) not in names:
+        names = _names[outer] = {id(module): name for name, module in outer.named_modules()}
+    return names.get(id(inner), type(inner).__name__)

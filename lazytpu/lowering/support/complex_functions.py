@@ -1,0 +1,110 @@
+"""Elementary functions of complex numbers with the signs of zero, and so the sides of branch cuts, that C gives.
+
+Each takes real arrays too.  XLA's own functions lose a zero's sign, and make NaN of ``inf * 0``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+from jax import lax
+
+from lazytpu.lowering.support.operands import is_complex
+
+
+def _patched(of_numbers, patch):
+    """``of_numbers``; where it is given complex numbers, ``patch`` mends the parts of its result.
+
+    Args:
+        of_numbers: a function of lax.
+        patch: takes the parts of the argument and those of the result, gives those of the better one.
+    """
+
+    def function(z):
+        w = of_numbers(z)
+        if not is_complex(z.dtype):
+            return w
+        return lax.complex(*patch(lax.real(z), lax.imag(z), lax.real(w), lax.imag(w)))
+
+    return function
+
+
+def _signed(x, y, re, im):
+    return jnp.copysign(re, x), jnp.copysign(im, y)
+
+
+def _of_exp(x, y, re, im):
+    return jnp.where((x == jnp.inf) & ~jnp.isfinite(y), x, re), jnp.where(y == 0, y, im)
+
+
+def _times(a, b):
+    """``a b``, which a zero makes zero, whatever the other is."""
+    return jnp.where((a == 0) | (b == 0), jnp.copysign(1, a) * jnp.copysign(1, b) * 0, a * b)
+
+
+def _of_sinh(x, y, re, im):  # XLA's has exp(x) - exp(-x), which small numbers get lost in
+    return _times(lax.sinh(x), lax.cos(y)), _times(lax.cosh(x), lax.sin(y))
+
+
+def _of_cosh(x, y, re, im):
+    return _times(lax.cosh(x), lax.cos(y)), _times(lax.sinh(x), lax.sin(y))
+
+
+def _of_tanh(x, y, re, im):
+    return jnp.where(x == 0, x, re), jnp.where(y == 0, y, im)
+
+
+exp = _patched(lax.exp, _of_exp)
+sinh = _patched(lax.sinh, _of_sinh)
+cosh = _patched(lax.cosh, _of_cosh)
+tanh = _patched(lax.tanh, _of_tanh)
+asinh = _patched(lax.asinh, _signed)
+atanh = _patched(lax.atanh, _signed)
+acos = _patched(lax.acos, lambda x, y, re, im: (re, jnp.copysign(im, -y)))
+acosh = _patched(lax.acosh, lambda x, y, re, im: (re, jnp.copysign(im, y)))
+sqrt = _patched(lax.sqrt, lambda x, y, re, im: (re, jnp.copysign(im, y)))
+sgn = _patched(lax.sign, lambda x, y, re, im: [jnp.where((x == 0) & (y == 0), 0, part) for part in (re, im)])
+
+
+def _turned(of_numbers, hyperbolic):
+    """``hyperbolic(i z) / i`` for complex numbers, else ``of_numbers``."""
+
+    def function(z):
+        if not is_complex(z.dtype):
+            return of_numbers(z)
+        w = hyperbolic(lax.complex(-lax.imag(z), lax.real(z)))
+        return lax.complex(lax.imag(w), -lax.real(w))
+
+    return function
+
+
+sin = _turned(lax.sin, sinh)
+tan = _turned(lax.tan, tanh)
+asin = _turned(lax.asin, asinh)
+atan = _turned(lax.atan, atanh)
+
+
+def cos(z):
+    return cosh(lax.complex(-lax.imag(z), lax.real(z))) if is_complex(z.dtype) else lax.cos(z)
+
+
+def exp2(z):
+    if not is_complex(z.dtype):
+        return lax.exp2(z)
+    return exp(lax.complex(lax.real(z) * math.log(2), lax.imag(z) * math.log(2)))
+
+
+def absolute(z):
+    """The length of a complex number: infinite where a part is, whatever the other."""
+    unbounded = jnp.isinf(lax.real(z)) | jnp.isinf(lax.imag(z))
+    return jnp.where(unbounded, jnp.asarray(jnp.inf, lax.real(z).dtype), lax.abs(z))
+
+
+def power(x, n):
+    """x ** n; of a positive real number, a real power is real."""
+    real = (lax.imag(x) == 0) & (lax.real(x) > 0) & (lax.imag(n) == 0) & jnp.isfinite(lax.real(n))
+    of_real = lax.pow(jnp.where(real, lax.real(x), 1), lax.real(n))
+    result = jnp.where(real, lax.complex(of_real, jnp.zeros_like(of_real)), lax.pow(x, n))
+    result = jnp.where((x == 0) & (lax.real(n) > 0), jnp.zeros_like(x), result)
+    return jnp.where(n == 0, jnp.ones_like(x), result)

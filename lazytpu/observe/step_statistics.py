@@ -1,0 +1,242 @@
+"""What each step cost: the difference of all counters and timers from the end of one step to that of the next.
+
+Nothing is added to recording: what Python, torch and the kernels take is the time that no timer claims, and the
+kernels' part of it is estimated (pace.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from lazytpu.config import before_change, config
+from lazytpu.observe import logs, metrics
+from lazytpu.observe.metrics_tables import Step
+
+_TIMERS = [
+    metrics.timer(name)
+    for name in (
+        "cut", "lower", "compile", "dispatch", "wait", "transfer_in", "transfer_out", "background", "run", "infer",
+        "record", "load", "dump",
+    )
+]  # fmt: skip
+_COUNTERS = (
+    "cut", "compile", "cache_hit", "execute", "donated", "donated_bytes", "fallback",
+    "transfer_in", "transfer_in_bytes", "transfer_out", "transfer_out_bytes",
+)  # fmt: skip
+_RECORD = metrics.timer("record")
+
+# Called with each step, once it is over.
+listeners: list[Callable[[Step], None]] = []
+
+
+# Set by `use_pace`: seconds for the ops on the path to a node.
+_pace: list[Callable[[Any], float]] = []
+_unknown: deque[tuple[Any, Any]] = deque(maxlen=1000)  # arguments of `recorded` for graphs it is not known of yet
+
+
+class _Ledger:
+    """Where the counters stood when the step began."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.thread = threading.main_thread().ident
+        self.begin()
+
+    def begin(self) -> None:
+        """Notes where everything stands now."""
+        self.started = time.perf_counter()
+        self.times = [series.total for series in _TIMERS]
+        self.counts = [metrics.counter("op"), *metrics.plain_counters(_COUNTERS)]
+
+    def reset(self) -> None:
+        """Begins anew."""
+        self.steps = 0
+        self.begin()
+
+
+_ledger = _Ledger()
+metrics.on_reset(_ledger.reset)
+
+
+def measuring() -> bool:
+    """Whether what costs a little is measured, too: how long recording takes, and how long the device works."""
+    return config.metrics or config.metrics_file != "" or config.dump != ""
+
+
+def use_pace(of_path: Callable[[Any], float]) -> None:
+    """Says how the time of recording the path to a node is estimated."""
+    _pace[:] = [of_path]
+
+
+def recorded(last: Any, usage: Any) -> None:
+    """Notes that the ops on the path to a node were recorded.
+
+    Args:
+        usage: of the graph they became, which keeps how long that takes.
+    """
+    if usage.record_s:
+        _RECORD.add(usage.record_s)
+    else:
+        _unknown.append((last, usage))
+
+
+def _estimate() -> None:
+    """Finds out how long recording took where it was not known; between two steps, as it takes a while."""
+    while _unknown:
+        last, usage = _unknown.popleft()
+        usage.record_s = usage.record_s or _pace[0](last)
+        _RECORD.add(usage.record_s)
+
+
+def in_background() -> bool:
+    """Whether this is another thread than the one that makes the steps."""
+    return threading.get_ident() != _ledger.thread
+
+
+def end_step() -> None:
+    """Ends the account of a step."""
+    ledger = _ledger
+    ended = time.perf_counter()
+    _estimate()
+    before, times, counts = ledger.started, ledger.times, ledger.counts
+    ledger.thread = threading.get_ident()
+    ledger.steps += 1
+    ledger.begin()
+    cut, lower, xla, start, wait, copy_in, copy_out, background, run, infer, record, load, dump = [
+        new - old for new, old in zip(ledger.times, times, strict=True)
+    ]
+    total = ended - before - dump
+    copies = copy_in + copy_out - background  # which another thread did meanwhile
+    rest = max(0.0, total - cut - lower - xla - load - start - wait - copies)
+    measured = measuring()
+    recording = min(rest, infer + record) if measured else None
+    done = Step(
+        ledger.steps,
+        time.time(),
+        total,
+        rest - (recording or 0.0),
+        recording,
+        cut,
+        lower,
+        xla,
+        load,
+        start,
+        wait,
+        copies,
+        background,
+        run if measured else None,
+        *[new - old for new, old in zip(ledger.counts, counts, strict=True)],
+    )
+    metrics.add_step(done)
+    if config.metrics_file:
+        _file.write(config.metrics_file, done, ended)
+    if config.dump:
+        _of_dump.write(os.path.join(config.dump, "times", "steps.jsonl"), done, ended)
+    if logs.is_on("step"):
+        logs.note("step", "%s", one_line(done))
+    for listener in listeners:
+        listener(done)
+
+
+def one_line(step: Step) -> str:
+    """``step 3: 4.1 ms, 153 ops, 1 graph, 0 compiled, waited 0.2 ms``."""
+    return (
+        f"step {step.number}: {1e3 * step.total_s:.1f} ms, {step.ops} ops, {step.executions} run, "
+        f"{step.compiles} compiled, waited {1e3 * step.waiting_s:.1f} ms"
+    )
+
+
+# A step as JSON where all of it is numbers, in a third of the time that `json` takes.  Nanoseconds are enough.
+_WHOLE = Step._fields.index("ops")  # from here on the fields are ints
+_NUMBER_AND_TIME = '{"number": %d, "ended": %.6f, '
+_SECONDS = _NUMBER_AND_TIME + ", ".join(f'"{name}": %.9f' for name in Step._fields[2:_WHOLE]) + ", "
+_COUNTS = ", ".join(f'"{name}": %d' for name in Step._fields[_WHOLE:]) + "}\n"
+
+# Lines are made and written together: one at a time takes ten times as long, as nothing it needs is in caches then.
+_WRITE_EVERY_S = 5e-2
+
+
+class _File:
+    """A file of one JSON object a line.
+
+    A line goes to the system as soon as the step is over, unless the line before it has done so just now: then it waits
+    for the next step, for another file or the end of the process.  A process that is killed loses no more than that.
+    """
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._descriptor = -1
+        self._waiting: list[Step] = []
+        self._written = 0.0
+        self._counts: tuple[int, ...] = ()
+        self._text = ""
+
+    def write(self, path: str, step: Step, now: float) -> None:
+        """Adds a step to the file at ``path``.
+
+        Args:
+            now: of `time.perf_counter`.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._path != path:
+            self._open(path)
+        self._waiting.append(step)
+        if now - self._written >= _WRITE_EVERY_S:
+            self._written = now
+            self.flush()
+
+    def _open(self, path: str) -> None:
+        self.close()
+        if self is _of_dump:  # whose folder comes with the first graph
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._path, self._written = path, 0.0
+
+    def _line(self, step: Step) -> str:
+        if None in step:
+            return json.dumps(step._asdict()) + "\n"
+        counts: Any = step[_WHOLE:]
+        if counts != self._counts:  # most steps are like the one before
+            self._counts, self._text = counts, _COUNTS % counts
+        return _SECONDS % step[:_WHOLE] + self._text
+
+    def flush(self) -> None:
+        """Gives the system what waits.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            os.write(self._descriptor, "".join([self._line(step) for step in waiting]).encode())
+
+    def close(self) -> None:
+        """Writes what waits and closes the file; the next step opens it again."""
+        if self._path:
+            self._path = ""
+            try:
+                self.flush()
+            finally:
+                os.close(self._descriptor)
+
+    def forked(self) -> None:
+        """Leaves what waits to the parent, in a child process."""
+        self._waiting = []
+
+
+_file, _of_dump = _File(), _File()
+before_change("metrics_file", lambda _: _file.close())
+before_change("dump", lambda _: _of_dump.close())
+for _each in (_file, _of_dump):
+    atexit.register(_each.close)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_each.forked)

@@ -1,0 +1,61 @@
+"""A graph compiled for the device, and how it was used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lazytpu.diagnosis.events import Usage
+from lazytpu.ir.graph import Graph
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Executable:
+    """A graph compiled for the device.
+
+    Attributes:
+        graph: what was compiled.
+        compiled: jax's executable; called with (inputs, floats, ints, complexes).
+        lower_s, compile_s: seconds spent in our rules and jax's tracing, and in XLA.
+        smallest: position of the smallest result, for `step.wait` to hold on to.
+        donated_bytes: size of the inputs whose memory the results take over.
+        settings: the settings it was compiled with, see `runtime.settings`.
+        load_s: seconds it took to load it from disk, where it was not compiled in this process.
+        usage: how it was used.
+        difference: what is another than when the graph was kept on disk, where that is why it was compiled.
+        call: starts it, as ``compiled`` does.
+        flat: starts it with all arrays one by one, which is less to unpack; None before `runtime.flat_call` made it.
+    """
+
+    graph: Graph
+    compiled: Any
+    lower_s: float
+    compile_s: float
+    smallest: int
+    donated_bytes: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    load_s: float = 0.0
+    difference: str = ""
+    call: Any = field(init=False)
+    flat: Any = None
+
+    def __post_init__(self) -> None:
+        self.call = self.compiled
+
+    def shorten_call(self) -> None:
+        """Makes ``call`` what ``compiled`` itself calls once it has run: one Python frame less in each run."""
+        self.call = getattr(self.compiled, "_call", None) or self.compiled
+
+
+def smallest_result(graph: Graph) -> int:
+    """The position of the smallest result."""
+    if graph.checked:
+        return len(graph.outputs)  # the report
+    sizes = [v.layout.nbytes for v in graph.outputs[: len(graph.outputs) - graph.packed]] or [0]
+    return sizes.index(min(sizes))
+
+
+def donated_bytes(graph: Graph) -> int:
+    """Size of the inputs whose memory the results take over."""
+    return sum(graph.inputs[i].layout.nbytes for i in graph.donated)

@@ -1,0 +1,85 @@
+"""Reports of ``lazytpu.config.check_bounds``: positions out of range, divisors that are 0.  Kept until a read."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from lazytpu.errors import DivisionByZeroError, LazyTPUError, OutOfBoundsError
+from lazytpu.ir.graph import graph_of
+from lazytpu.ir.tree import Node, Value, operands
+from lazytpu.lowering.bounds import DIVISOR, is_checked
+from lazytpu.runtime import client
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What one run of a graph found.
+
+    Attributes:
+        buffer: i64[n,4], see lowering/bounds.py; may still be computing.
+        path, outputs: what ran, to name the op and the line if need be.
+    """
+
+    buffer: Any
+    path: Node
+    outputs: tuple[Value, ...]
+
+
+_reports: list[_Report] = []
+_lock = threading.Lock()
+
+
+def checked_nodes(last: Node) -> list[Node]:
+    """The nodes on the path to ``last`` whose positions are checked; they run even if nobody wants their results."""
+    return [node for node in last.path() if is_checked(node.op.recorded)]
+
+
+def note(buffer: Any, path: Node, outputs: tuple[Value, ...]) -> None:
+    """Keeps the report of a run, and forgets those of earlier ones that are done and found nothing."""
+    with _lock:
+        _reports[:] = [r for r in _reports if not r.buffer.is_ready() or _bad_row(r) is not None]
+        _reports.append(_Report(buffer, path, outputs))
+
+
+def raise_if_any() -> None:
+    """Waits for the reports and raises what the first bad one says; then they are forgotten.
+
+    Raises:
+        OutOfBoundsError: a position was out of range in a graph that ran since the last call.
+        DivisionByZeroError: a divisor of whole numbers was 0 in one.
+    """
+    if not _reports:
+        return
+    with _lock:
+        taken, _reports[:] = list(_reports), []
+    for report in taken:
+        row = _bad_row(report)
+        if row is not None:
+            raise _error(report, row)
+
+
+def _bad_row(report: _Report) -> list[int] | None:
+    rows: list[list[int]] = client.to_host(report.buffer).tolist()
+    return next((row for row in rows if row[0] >= 0), None)
+
+
+def _error(report: _Report, row: list[int]) -> LazyTPUError:
+    position, index, dim, size = row
+    node = graph_of(report.path, report.outputs, checked=checked_nodes(report.path)).nodes[position]
+    at = node.site.describe() if node.site else ""
+    given = ", ".join(repr(x.layout) for x in operands(node) if type(x) is Value)
+    if dim == DIVISOR:
+        return DivisionByZeroError(
+            f"{node.op.name}: a whole number is divided by zero",
+            at=at,
+            given=given,
+            do="the step has run all the same, with numbers that mean nothing in those places",
+        )
+    return OutOfBoundsError(
+        f"{node.op.name}: index {index} is out of bounds for dimension {dim} with size {size}",
+        at=at,
+        given=given,
+        do="the step has run all the same, with the position clamped (a read) or left out (a write)",
+    )

@@ -1,0 +1,192 @@
+"""The tensor class, and how tensors, C++ storages and cells find each other.
+
+A device tensor is a real ``torch.Tensor`` whose C++ storage owns no bytes.  Our `Storage` is the
+attribute ``_s`` of the Python object of that C++ storage, which lives as long as the C++ storage does, so
+everything that aliases reaches it.  ``tensor._s`` is the tensor's own cell, a copy kept for speed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from lazytpu.errors import BackwardError
+from lazytpu.ir.layout import Layout, root_layout
+from lazytpu.tensors.copying import deepcopy_tensor, reduce_tensor
+from lazytpu.tensors.printing import represent
+from lazytpu.tensors.storage import Alias, Cell, Storage, cell_at, new_storage
+
+_create = torch._C._acc.create_empty_tensor
+_META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+_as_strided = torch.ops.aten.as_strided.default._handle.redispatch_boxed
+_Tensor: Any = torch.Tensor
+
+
+rebinds = 0
+"""How often a tensor was pointed at another storage (``x.data = y``); compiled steps depend on it."""
+
+
+class _FindCell:
+    """Finds the cell of a tensor that C++ made, and keeps it on the tensor.
+
+    A non-data descriptor: it is asked only where the instance has no ``_s`` of its own.
+    """
+
+    def __get__(self, tensor: Any, owner: type) -> Any:
+        return self if tensor is None else adopt(tensor)
+
+
+_grad_of = _Tensor.grad.__get__
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor on the lazy device.
+
+    C++ hands Python plain ``torch.Tensor`` objects where it makes tensors itself (``detach``, gradients,
+    ``.data``); the overrides below give them this class.  A dispatcher kernel for ``detach`` would break
+    FakeTensor and saved tensors.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    _s = _FindCell()
+    storage_class: ClassVar[type] = torch.UntypedStorage  # saving.py puts one with contents here
+
+    def detach(self) -> Any:
+        out = _Tensor.detach(self)
+        out.__class__ = LazyTensor
+        out._s = self._s
+        return out
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            _Tensor.backward(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "device_ready_queues_" not in str(error):
+                raise
+            raise BackwardError(
+                "torch's autograd does not know the device: the first backward pass of this process was before it",
+                do="import lazytpu before the first backward pass",
+            ) from None
+
+    @property
+    def grad(self) -> Any:
+        grad = _grad_of(self)
+        return grad if grad is None or type(grad) is LazyTensor else lazy(grad)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        _Tensor.grad.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        _Tensor.grad.__delete__(self)
+
+    @property
+    def data(self) -> Any:
+        return lazy(_Tensor.data.__get__(self))
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        self.__dict__.pop("_s", None)  # an interrupt before the end leaves a tensor that finds its cell again
+        _Tensor.data.__set__(self, value)
+        forget_cell(self)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if force:
+            return self.detach().cpu().resolve_conj().resolve_neg().numpy()
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return represent(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.detach().item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def untyped_storage(self) -> Any:
+        storage = _Tensor.untyped_storage(self)
+        storage.__class__ = self.storage_class
+        return storage
+
+    def data_ptr(self) -> int:
+        if not self.numel():
+            return 0
+        start: int = self.untyped_storage().data_ptr()
+        return start + int(self.storage_offset()) * self.element_size()
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, device="cpu").__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """A copy on the host: nobody else may see, or write to, the buffers of the device."""
+        return self.cpu().__dlpack__(**options)
+
+    def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected: type | None = None) -> Any:
+        """Asked by AOTAutograd, which knows these tensors as plain ones."""
+        return self if metadata is None else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return deepcopy_tensor(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return reduce_tensor(self)
+
+
+def lazy(tensor: Any) -> Any:
+    """Gives a device tensor that C++ made its class; anything else is returned as it is."""
+    if type(tensor) is _Tensor and tensor.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+        tensor.__class__ = LazyTensor
+    return tensor
+
+
+LazyTensor.device_type = "tpu"  # type: ignore[attr-defined] # device.py sets the name in use
+
+
+def adopt(tensor: torch.Tensor) -> Cell:
+    """The cell of a device tensor that has none yet."""
+    storage = _Tensor.untyped_storage(tensor)
+    size, stride = tuple(tensor.shape), tensor.stride()
+    state: Storage | None = getattr(storage, "_s", None)
+    if state is None:  # C++ made a storage without asking us (`set_()`, `resize_` from nothing)
+        state = new_storage(root_layout(size, stride, tensor.dtype))
+        storage._s = state
+    layout = state.layout
+    geometry = (size, stride, int(tensor.storage_offset()), tensor.dtype, tensor.is_conj() + 2 * tensor.is_neg())
+    cell = cell_at(state, layout if geometry == layout.geometry else layout.child_at(geometry))
+    tensor._s = cell  # type: ignore[attr-defined]
+    if type(tensor) is _Tensor:
+        tensor.__class__ = LazyTensor
+    elif type(tensor) is torch.nn.Parameter:  # made of a plain tensor, or by a module such as LazyLinear
+        tensor.__class__ = LazyTensor  # type: ignore[assignment]
+        tensor._is_param = True  # torch's mark for parameters of other classes
+    return cell
+
+
+def forget_cell(tensor: torch.Tensor) -> None:
+    """Makes the tensor find its cell again: C++ pointed it at another storage."""
+    global rebinds
+    rebinds += 1
+    tensor.__dict__.pop("_s", None)
+
+
+def make(storage: Storage) -> LazyTensor:
+    """A new tensor that is all of a new storage."""
+    layout = storage.layout
+    tensor: Any = _create(layout.size, layout.dtype)
+    if not layout.as_created:
+        tensor = _as_strided(_META, tensor, layout.size, layout.stride, 0)
+    tensor.untyped_storage()._s = storage
+    tensor.__class__ = LazyTensor
+    tensor._s = storage
+    return tensor  # type: ignore[no-any-return]
+
+
+def make_view(tensor: torch.Tensor, storage: Storage, layout: Layout) -> LazyTensor:
+    """A tensor that shares the C++ storage of ``tensor`` and lies in it as ``layout``."""
+    out = _as_strided(_META, tensor, layout.size, layout.stride, layout.offset)
+    out.__class__ = LazyTensor
+    out._s = storage if layout is storage.layout else Alias(storage, layout)
+    return out  # type: ignore[no-any-return]

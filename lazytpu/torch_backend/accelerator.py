@@ -1,0 +1,71 @@
+"""``torch.accelerator`` for this device.
+
+Torch asks its C++ hooks, of which Python can set only a few; the others are the functions of ``torch._C``
+that ``torch.accelerator`` calls.  Once a device holds PrivateUse1, torch takes it for the accelerator of the
+process, so these functions concern no other device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazytpu.config import config
+from lazytpu.dtypes import supported
+from lazytpu.torch_backend import torch_module as module
+
+_libraries: list[torch.library.Library] = []
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, index: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _DeviceGuard(torch._C._acc.DeviceGuard):
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def _capability(index: int) -> dict[str, Any]:
+    return {"supported_dtypes": supported()}
+
+
+def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """What pins a CPU tensor: a copy of it.  XLA's transfers gain nothing from page-locked memory."""
+    if device is not None and device.type != config.device_name:
+        raise RuntimeError(f"cannot pin memory for {device}: the accelerator of this process is {config.device_name}")
+    return tensor.clone()
+
+
+_FUNCTIONS = {
+    "_accelerator_synchronizeDevice": module.synchronize,
+    "_accelerator_setDeviceIndex": module.set_device,
+    "_accelerator_getDeviceCapability": _capability,
+    "_accelerator_isAllocatorInitialized": module.is_initialized,
+    "_accelerator_emptyCache": module.empty_cache,
+    "_accelerator_emptyHostCache": module.empty_cache,
+    "_accelerator_getDeviceStats": module.memory_stats,
+    "_accelerator_resetAccumulatedStats": module.reset_accumulated_memory_stats,
+    "_accelerator_resetPeakStats": module.reset_peak_memory_stats,
+    "_accelerator_getMemoryInfo": module.mem_get_info,
+}
+
+
+def register() -> None:
+    """Makes the device the accelerator of ``torch.accelerator``."""
+    torch._C._acc.register_python_privateuseone_hook(_Hooks())
+    torch._C._acc.register_python_privateuseone_device_guard(_DeviceGuard())
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_pin_memory", _pin_memory, "CPU")
+    _libraries.append(library)
+    for name, function in _FUNCTIONS.items():
+        if hasattr(torch._C, name):  # torch 2.10 lacks some
+            setattr(torch._C, name, function)

@@ -1,0 +1,33 @@
+"""torch.set_default_dtype: the dtype of ``torch.ones(3)`` is not among its arguments, so each default has a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazytpu.ir.tree import trace
+from lazytpu.tracing import record, step
+
+
+def register() -> None:
+    """Makes torch tell when its default changes; called once."""
+    trace.root_name = torch.get_default_dtype()
+    for name in ("_set_default_dtype", "_set_default_tensor_type"):
+        setattr(torch._C, name, _told(getattr(torch._C, name)))
+
+
+def _told(change: Callable[[Any], None]) -> Callable[[Any], None]:
+    def call(given: Any) -> None:
+        with record.lock:
+            if given is torch.get_default_dtype():
+                return
+            if trace.inputs or trace.pending or trace.cursor.depth:
+                step.cut("set_default_dtype")
+            try:
+                change(given)
+            finally:
+                trace.change_root(torch.get_default_dtype())
+
+    return call

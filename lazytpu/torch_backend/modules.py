@@ -1,0 +1,102 @@
+"""Moving a module between devices keeps the identity of its parameters.
+
+Torch moves a parameter to a GPU by pointing the same object at new memory, so tied weights stay tied and an
+optimizer made before the move goes on working.  For other devices it makes new parameters instead.  Here
+the parameter is swapped in place (``torch.utils.swap_tensors``), which gives what the GPU gives.
+
+And one choice that a module of torch makes by the name of its device is the one for the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.nn.parameter import Parameter, UninitializedParameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from lazytpu.tensors.tensor import LazyTensor
+from lazytpu.torch_backend.after_import import after_import
+
+_Convert = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _swapping(convert: _Convert) -> _Convert:
+    """``convert``, but a parameter that changes its device stays the object it is."""
+    done: dict[int, torch.Tensor] = {}  # gradients that went along with their parameter
+
+    @functools.wraps(convert)
+    def converted(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in done:
+            return tensor
+        out = convert(tensor)
+        if not _crosses(tensor, out):
+            return out
+        grad, tensor.grad = tensor.grad, None
+        try:
+            torch.utils.swap_tensors(tensor, _parameter_like(tensor, out))
+        except RuntimeError as error:
+            tensor.grad = grad
+            warnings.warn(f"a parameter is replaced, not moved, and is no longer tied to others: {error}", stacklevel=5)
+            return out
+        if grad is not None:
+            moved = tensor.grad = convert(grad)
+            done[id(moved)] = moved
+        return tensor
+
+    converted.swaps = True  # type: ignore[attr-defined]
+    return converted
+
+
+def _crosses(tensor: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether a parameter leaves this device or comes to it; those that hold other tensors torch swaps itself."""
+    devices = {tensor.device.type, out.device.type}
+    ours: str = LazyTensor.device_type  # type: ignore[attr-defined]
+    crosses = len(devices) == 2 and ours in devices and isinstance(tensor, Parameter)
+    return crosses and not is_traceable_wrapper_subclass(out)
+
+
+def _parameter_like(tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, UninitializedParameter):
+        make: Any = UninitializedParameter  # whose signature mypy takes from its base
+        return make(tensor.requires_grad, out.device, out.dtype)  # type: ignore[no-any-return]
+    made = Parameter(out, tensor.requires_grad)
+    for name, value in tensor.__dict__.items():
+        if name not in ("_s", "_is_param"):
+            made.__dict__[name] = value
+    return made
+
+
+def register() -> None:
+    """Wraps ``Module._apply``, which ``to``, ``cpu``, ``half`` and the others call, and a choice by device."""
+    theirs: Any = Module._apply
+
+    @functools.wraps(theirs)
+    def _apply(self: Module, fn: _Convert, recurse: bool = True) -> Any:
+        return theirs(self, fn if getattr(fn, "swaps", False) else _swapping(fn), recurse)
+
+    Module._apply = _apply  # type: ignore[method-assign]
+    after_import("torch.nn.modules.linear_cross_entropy_options", _choose_as_on_the_cpu)
+
+
+def _choose_as_on_the_cpu(module: ModuleType) -> None:
+    """``linear_cross_entropy`` accumulates half precision in float32, or not, by the name of the device."""
+    options = module.LinearCrossEntropyOptions
+    theirs: Any = options._adjust
+    signature = inspect.signature(theirs)
+
+    @functools.wraps(theirs)
+    def _adjust(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        device = bound.arguments.get("device")
+        if device is not None and device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+            bound.arguments["device"] = torch.device("cpu")
+        return theirs(*bound.args, **bound.kwargs)
+
+    options._adjust = _adjust

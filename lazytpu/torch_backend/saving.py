@@ -1,0 +1,236 @@
+"""Storages of device tensors as Python sees them, and the ways of a tensor out of the process and back.
+
+``t.untyped_storage()`` owns no bytes in C++.  `LazyStorage` gives it the size, address and contents that
+torch, safetensors and others ask of a storage, so that saving a device tensor is torch's own code: the
+contents of its storage, tagged with the location ``tpu:0``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from math import prod
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+from lazytpu.ir.layout import is_dense, root_layout
+from lazytpu.runtime import client
+from lazytpu.tensors.copying import deepcopy_tensor, reduce_tensor
+from lazytpu.tensors.printing import represent
+from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
+from lazytpu.tensors.tensor import LazyTensor, lazy
+from lazytpu.tracing import record
+from lazytpu.tracing.step import contents_of
+from lazytpu.tracing.views import write
+
+_ALIGNMENT = 64
+_next_address = 1 << 46  # above what an allocator gives out
+
+
+class LazyStorage(torch.UntypedStorage):
+    """The storage of a device tensor.
+
+    Its address is a name: unique, and as far from the next as the storage is long, but nothing can be read there.
+    """
+
+    _s: Storage
+
+    def data_ptr(self) -> int:
+        global _next_address
+        state = resolve(self._s)[0]
+        if not state.address:
+            with record.lock:
+                state.address = _next_address
+                _next_address += max(_ALIGNMENT, -(-self.nbytes() // _ALIGNMENT) * _ALIGNMENT)
+        return state.address
+
+    def nbytes(self) -> int:
+        state = resolve(self._s)[0]
+        return state.host.nbytes() if state.host is not None else state.layout.nbytes
+
+    def size(self) -> int:
+        return self.nbytes()
+
+    def __len__(self) -> int:
+        return self.nbytes()
+
+    def cpu(self) -> Any:
+        """A copy of the contents."""
+        state = resolve(self._s)[0]
+        if state.host is not None:
+            return state.host.clone()
+        memory = torch.empty_strided(state.layout.size, state.layout.stride, dtype=state.layout.dtype)
+        return memory.copy_(contents_of(state, "save")).untyped_storage()
+
+    def clone(self) -> LazyStorage:
+        """A storage of its own with the same contents, which takes no memory until one of them is written."""
+        state = resolve(self._s)[0]
+        copy = new_storage(state.layout)
+        if state.host is not None:
+            copy.host = state.host.clone()
+        else:
+            write(lambda: [(copy, record.load(state))])
+        return storage_of(copy)
+
+    def to(self, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+        device = torch.device(device)
+        return self if device.type == self.device.type else self.cpu().to(device=device, non_blocking=non_blocking)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.cpu()[index]
+
+    def _set_from_file(self, file: Any, offset: Any, is_real_file: bool, element_size: int) -> LazyStorage:
+        """Reads the contents, where a file of torch's old format has them."""
+        state = resolve(self._s)[0]
+        host = torch.UntypedStorage(self.nbytes())
+        host._set_from_file(file, offset, is_real_file, element_size)
+        if state.host is not None:
+            state.host = host
+        else:
+            _fill(state, host)
+        return self
+
+    def _write_file(self, *arguments: Any) -> None:
+        self.cpu()._write_file(*arguments)
+
+    def _unsupported(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            "the storage of a device tensor can be read, copied and saved; to change it, use the tensor"
+        )
+
+    __setitem__ = copy_ = fill_ = resize_ = byteswap = _unsupported
+
+
+def storage_of(state: Storage) -> LazyStorage:
+    """A C++ storage for a state that has none yet."""
+    raw: Any = torch._C._acc.create_empty_tensor((0,), state.layout.dtype).untyped_storage()
+    raw.__class__ = LazyStorage
+    raw._s = state
+    return raw  # type: ignore[no-any-return]
+
+
+def settle(state: Storage, tensor: torch.Tensor) -> None:
+    """Gives a storage that was loaded from a file the type of the first tensor that lies in it.
+
+    Args:
+        state: its ``host`` holds the contents.
+        tensor: lies in the storage as the tensor will, on any device.
+    """
+    host = state.host
+    assert host is not None
+    size, stride, dtype, nbytes = tuple(tensor.shape), tensor.stride(), tensor.dtype, host.nbytes()
+    if not tensor.storage_offset() and prod(size) * dtype.itemsize == nbytes and is_dense(size, stride):
+        state.layout = root_layout(size, stride, dtype)
+    elif nbytes % dtype.itemsize == 0:
+        state.layout = root_layout((nbytes // dtype.itemsize,), (1,), dtype)
+    state.host = None
+    _fill(state, host)
+
+
+def _fill(state: Storage, host: torch.UntypedStorage) -> None:
+    layout = state.layout
+    memory = torch.empty(0, dtype=layout.dtype, device="cpu").set_(host, 0, layout.size, layout.stride)
+    write_buffer(state, client.to_device(memory))
+
+
+# --- torch.load --------------------------------------------------------------------------------------------------
+
+
+def _location(storage: Any) -> str | None:
+    if storage.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+        return str(storage.device)
+    return getattr(storage, "lazytpu_location", None)
+
+
+def _restore(storage: Any, location: str) -> LazyStorage | None:
+    if location.partition(":")[0] != LazyTensor.device_type:  # type: ignore[attr-defined]
+        return None
+    if location.partition(":")[2] not in ("", "0"):
+        raise RuntimeError(
+            f"a storage was saved on {location}, but there is one device, {LazyTensor.device_type}:0. "  # type: ignore[attr-defined]
+            "Use torch.load with map_location to map your storages to an existing device."
+        )
+    return _of_host(storage)
+
+
+def _of_host(storage: torch.UntypedStorage) -> LazyStorage:
+    """A device storage with the contents of a CPU storage, which nobody writes to any more."""
+    state = new_storage(root_layout((storage.nbytes(),), (1,), torch.uint8))
+    state.host = storage
+    return storage_of(state)
+
+
+def to_storage(storage: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> LazyStorage:
+    """A copy of a CPU storage on the device: ``storage.tpu()``."""
+    return storage if isinstance(storage, LazyStorage) else _of_host(storage.clone())
+
+
+# --- other processes ----------------------------------------------------------------------------------------------
+
+
+def _send(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError(
+            "Cowardly refusing to serialize non-leaf tensor which requires_grad, "
+            "since autograd does not support crossing process boundaries.  "
+            "If you just want to transfer the data, call detach() on the tensor before serializing "
+            "(e.g., putting it on the queue)."
+        )
+    return _receive, (tensor.detach().cpu(), tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
+
+
+def _receive(host: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+    """Makes a device tensor of what `_send` put into shared memory."""
+    tensor = host.to(LazyTensor.device_type)  # type: ignore[attr-defined]
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
+
+# --- plain tensors ------------------------------------------------------------------------------------------------
+
+
+def _cover(name: str, ours: Callable[..., Any]) -> None:
+    """Makes a method of ``torch.Tensor`` safe for device tensors that C++ made and no kernel has seen:
+    torch's own would look for their contents in C++ memory."""
+    theirs = getattr(torch.Tensor, name)
+
+    @functools.wraps(theirs)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _is_unseen(self):
+            return ours(lazy(self), *args, **kwargs)
+        return theirs(self, *args, **kwargs)
+
+    setattr(torch.Tensor, name, method)
+
+
+def _is_unseen(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is ours but not of our class; the wrappers of torch.func are neither."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == LazyTensor.device_type  # type: ignore[attr-defined]
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not torch._is_functional_tensor(tensor)
+    )
+
+
+def _to_dlpack(tensor: torch.Tensor) -> Any:
+    """``torch.utils.dlpack.to_dlpack``, which would look for the contents of a device tensor in C++ memory."""
+    if tensor.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+        return lazy(tensor).__dlpack__()
+    return torch._C._to_dlpack(tensor)
+
+
+def register() -> None:
+    """Teaches torch and multiprocessing to save, load, copy and send device tensors."""
+    LazyTensor.storage_class = LazyStorage
+    setattr(torch.UntypedStorage, LazyTensor.device_type, to_storage)  # type: ignore[attr-defined]
+    torch.serialization.register_package(9, _location, _restore)
+    ForkingPickler.register(LazyTensor, _send)
+    vars(torch)["to_dlpack"] = vars(torch.utils.dlpack)["to_dlpack"] = _to_dlpack
+    _cover("__deepcopy__", deepcopy_tensor)
+    _cover("__reduce_ex__", lambda tensor, protocol: reduce_tensor(tensor))
+    _cover("__repr__", lambda tensor, **_: represent(tensor))

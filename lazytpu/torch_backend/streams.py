@@ -1,0 +1,91 @@
+"""``torch.tpu.Stream`` and ``Event``: the device has one queue, which runs everything in order."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lazytpu.tracing import step
+
+
+class Event:
+    """A moment in the device's queue.
+
+    Args:
+        enable_timing: lets `elapsed_time` be asked; `record` then waits for the device.
+    """
+
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False) -> None:
+        self.timed = enable_timing
+        self.recorded_s: float | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Runs what is pending and notes the moment behind it."""
+        step.cut("event")
+        if self.timed:
+            step.wait()
+        self.recorded_s = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Waits until the device has got as far as the event."""
+        step.wait()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """What comes later runs after the event: always so in one queue."""
+
+    def query(self) -> bool:
+        """Whether the device has got as far as the event; waits until it has."""
+        step.wait()
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to ``end``.
+
+        Raises:
+            RuntimeError: one of them does not keep the time, or was not recorded.
+        """
+        if not (self.timed and end.timed):
+            raise RuntimeError("both events must be made with enable_timing=True")
+        if self.recorded_s is None or end.recorded_s is None:
+            raise RuntimeError("both events must be recorded before their elapsed time is known")
+        return (end.recorded_s - self.recorded_s) * 1e3
+
+
+class Stream:
+    """The device's one queue.  Entering it as a context changes nothing."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.stream_id = 0
+
+    def synchronize(self) -> None:
+        """Runs what is pending and waits for it."""
+        step.wait()
+
+    def query(self) -> bool:
+        """Whether everything has run; waits until it has."""
+        step.wait()
+        return True
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Records ``event``, or a new one, and returns it."""
+        event = event or Event()
+        event.record()
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """What comes later runs after ``event``: always so in one queue."""
+
+    def wait_stream(self, stream: Stream) -> None:
+        """What comes later runs after what ``stream`` holds now: always so in one queue."""
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return hash(Stream)

@@ -1,0 +1,320 @@
+"""What torch calls ``torch.tpu``: this module, registered under the device's name.
+
+It has the functions that ``torch.cuda`` and the other device modules have, as far as they mean something for
+one device with one queue.  Code that asks ``torch.get_device_module()`` or ``torch.accelerator`` finds them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from lazytpu import random
+from lazytpu.config import config
+from lazytpu.runtime import client
+from lazytpu.torch_backend import fork
+from lazytpu.torch_backend.streams import Event, Stream
+from lazytpu.tracing.step import wait
+
+Device = torch.device | str | int | None
+
+_initialized = True  # torch looks for it
+
+
+def check_index(device: Device) -> int:
+    """The index of a device of ours: always 0.
+
+    Raises:
+        ValueError: ``device`` is of another kind.
+        RuntimeError: there is no device of this index.
+    """
+    if isinstance(device, str):
+        device = torch.device(device)
+    if isinstance(device, torch.device):
+        if device.type != config.device_name:
+            raise ValueError(f"expected a {config.device_name} device, but got {device}")
+        device = device.index
+    if device not in (None, 0, -1):
+        raise RuntimeError(f"invalid device ordinal: there is one device, {config.device_name}:0, not number {device}")
+    return 0
+
+
+def init() -> None:
+    """Nothing to do: jax starts with the first op."""
+
+
+_lazy_init = init
+
+
+def is_initialized() -> bool:
+    """Always True."""
+    return True
+
+
+def is_available() -> bool:
+    """Always True: jax finds a device, if only the CPU."""
+    return True
+
+
+def _is_in_bad_fork() -> bool:
+    return fork.in_child()
+
+
+def device_count() -> int:
+    """How many devices there are: one."""
+    return 1
+
+
+def current_device() -> int:
+    """The index of the current device: 0."""
+    return 0
+
+
+def set_device(device: Device) -> None:
+    """Checks that the device exists."""
+    check_index(device)
+
+
+def _exchange_device(index: int) -> int:
+    return 0
+
+
+_maybe_exchange_device = _exchange_device
+
+
+class device:
+    """``with torch.tpu.device(0):``, for code written for several devices."""
+
+    def __init__(self, device: Device) -> None:
+        self.index = check_index(device)
+
+    def __enter__(self) -> device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class device_of(device):
+    """``with torch.tpu.device_of(tensor):``."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(0)
+
+
+# --- queue ---------------------------------------------------------------------------------------------------
+
+_stream = Stream()
+
+
+def synchronize(device: Device = None) -> None:
+    """Runs what is pending and waits until the device has finished."""
+    check_index(device)
+    wait()
+
+
+def current_stream(device: Device = None) -> Stream:
+    """The device's one queue."""
+    check_index(device)
+    return _stream
+
+
+default_stream = current_stream
+
+
+def stream(stream: Stream | None) -> Stream:
+    """A context in which ops go to ``stream``, the only one there is."""
+    return stream or _stream
+
+
+StreamContext = stream
+
+
+def set_stream(stream: Stream) -> None:
+    """Nothing to do: there is one queue."""
+
+
+# --- properties -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What is known of the device.
+
+    Attributes:
+        name: with the kind of hardware that jax reports.
+        total_memory: bytes.
+        platform: ``cpu``, ``gpu`` or ``tpu``.
+    """
+
+    name: str
+    total_memory: int
+    platform: str
+
+
+def get_device_name(device: Device = None) -> str:
+    """``lazytpu on cpu``, with jax's name of the hardware."""
+    check_index(device)
+    return f"lazytpu on {client.device().device_kind}"
+
+
+def get_device_properties(device: Device = None) -> DeviceProperties:
+    """Name, memory and platform of the device."""
+    return DeviceProperties(get_device_name(device), client.memory_limit(), client.platform())
+
+
+def get_device_capability(device: Device = None) -> tuple[int, int]:
+    """``(1, 0)``: XLA has no such number."""
+    check_index(device)
+    return 1, 0
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes ``torch.autocast`` may cast to."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Always True."""
+    return True
+
+
+# --- memory ---------------------------------------------------------------------------------------------------
+
+
+def memory_allocated(device: Device = None) -> int:
+    """Bytes of buffers alive on the device."""
+    check_index(device)
+    return client.memory_allocated()
+
+
+def max_memory_allocated(device: Device = None) -> int:
+    """Most bytes in use at one time, where the platform reports it (a GPU or TPU); else `memory_allocated`."""
+    check_index(device)
+    return client.memory_peak()
+
+
+memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
+
+
+def memory_stats(device: Device = None) -> OrderedDict[str, int]:
+    """`memory_allocated` and its peak under the names that ``torch.accelerator`` uses."""
+    now, peak = memory_allocated(device), max_memory_allocated(device)
+    kinds = ("allocated_bytes", "reserved_bytes")
+    return OrderedDict((f"{kind}.all.{what}", n) for kind in kinds for what, n in (("current", now), ("peak", peak)))
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """Bytes free and bytes there are."""
+    total = client.memory_limit()
+    return total - memory_allocated(device), total
+
+
+def empty_cache() -> None:
+    """Nothing to do: XLA keeps its own pool, which cannot be told to shrink."""
+
+
+def reset_peak_memory_stats(device: Device = None) -> None:
+    """Nothing happens: XLA's peak counts from the start of the process."""
+    check_index(device)
+
+
+reset_accumulated_memory_stats = reset_peak_memory_stats
+
+
+# --- random numbers -----------------------------------------------------------------------------------------------
+
+manual_seed = manual_seed_all = random.manual_seed
+seed = seed_all = random.seed
+initial_seed = random.initial_seed
+
+
+def get_rng_state(device: Device = None) -> torch.Tensor:
+    """Seed and counter of the device's generator, a CPU ``uint8`` tensor."""
+    check_index(device)
+    return random.get_rng_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
+    """Restores what `get_rng_state` returned."""
+    check_index(device)
+    random.set_rng_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """The state of every device."""
+    return [random.get_rng_state()]
+
+
+def set_rng_state_all(new_states: Sequence[torch.Tensor]) -> None:
+    """Restores what `get_rng_state_all` returned."""
+    random.set_rng_state(new_states[0])
+
+
+# --- mixed precision --------------------------------------------------------------------------------------------
+
+
+class GradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler`` for this device."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config.device_name, *args, **kwargs)
+
+
+class autocast(torch.autocast):
+    """``torch.autocast`` for this device."""
+
+    def __init__(self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True) -> None:
+        super().__init__(config.device_name, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+
+amp = SimpleNamespace(GradScaler=GradScaler, autocast=autocast)
+
+__all__ = [
+    "DeviceProperties",
+    "Event",
+    "Stream",
+    "StreamContext",
+    "amp",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+]

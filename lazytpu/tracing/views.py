@@ -1,0 +1,284 @@
+"""Writing through views: the inverse of each view op, and of chains of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from lazytpu.ir.layout import CONJ, NEG, Layout, overlaps
+from lazytpu.ir.op_schema import aten, op_of
+from lazytpu.ir.tree import Value, trace
+from lazytpu.tensors.storage import Alias, Cell, Storage, commit, resolve, storage_of
+from lazytpu.tracing.record import after_write, cut_if_oversized, load, lock, read_view, record
+
+Writes = Iterable[tuple[Cell, Value | None]]
+
+
+def write(compute: Callable[[], Writes], held: Sequence[Cell] = ()) -> None:
+    """Makes values the contents of cells, all at once.
+
+    A finalizer or a signal handler that reads a tensor cuts the graph in the middle of whatever runs, and values
+    from before the cut mean nothing after it; then ``compute`` is asked again.
+
+    Args:
+        compute: records the values, each of its cell's own layout.
+        held: the cells whose values are what they held, changed in some elements: where such a cell reaches
+            memory more than once, only what changed is written.
+    """
+
+    with lock:
+        cut_if_oversized()
+        while not _attempt(compute, held, trace.step):
+            pass
+        for call in after_write:
+            call()
+
+
+def _attempt(compute: Callable[[], Writes], held: Sequence[Cell], step: int) -> bool:
+    before = {s: s.value if s.step == step else load(s) for s in [storage_of(cell) for cell in held]}
+    old = {cell: load(cell) for cell in held if type(cell) is Alias and cell.layout.overlapping}
+    contents: dict[Storage, Value] = {}
+    for cell, value in compute():
+        if value is not None:
+            storage = storage_of(cell)
+            if cell is not storage:
+                value = _written(
+                    storage,
+                    resolve(cell)[1],
+                    value,
+                    contents.get(storage),
+                    old.get(cell) if isinstance(cell, Alias) else None,
+                )
+            contents[storage] = value
+    return commit(contents, step, before)
+
+
+def _written(storage: Storage, layout: Layout, value: Value, root: Value | None, old: Value | None) -> Value:
+    """The new value of a storage that holds ``root`` after ``value`` was written at ``layout``."""
+    if layout is storage.layout:
+        return value
+    if root is None:
+        root = load(storage)
+    known = storage.reads if storage.reads is not None and storage.reads_root is root else {}
+    write = _Write(root, known)
+    written = write.overlapping(layout, value, old) if layout.overlapping else write.chain(layout, value)
+    readable = not layout.overlapping and value.layout.stride == layout.stride
+    storage.reads, storage.reads_root = {layout: value} if readable else {}, written
+    return written
+
+
+def write_cast(cell: Cell, source: Cell) -> None:
+    """Copies what one cell holds into another, with torch's broadcasting and casts."""
+
+    def compute() -> Writes:
+        layout, value = cell.layout, load(source)
+        if value.layout.size != layout.size:
+            check_broadcast(value.layout.size, layout.size)
+            value = record(_EXPAND, [value, list(layout.size)]).value
+        if value.layout.dtype != layout.dtype or value.layout.stride != layout.stride:
+            value = record(_TO_COPY, [value, layout.dtype], layouts=(layout,)).value
+        return [(cell, value)]
+
+    write(compute)
+
+
+def check_broadcast(size: Sequence[int], target: Sequence[int]) -> None:
+    """Raises torch's error where a tensor of ``size`` cannot be copied into one of ``target``."""
+    torch.empty(target, device="meta").copy_(torch.empty(size, device="meta"))
+
+
+class _Write:
+    """One write through a view.
+
+    Attributes:
+        root: what the storage holds.
+        known: layouts to their values in ``root``, for those that were read.
+    """
+
+    __slots__ = ("known", "root")
+
+    def __init__(self, root: Value, known: dict[Layout, Value]) -> None:
+        self.root, self.known = root, known
+
+    def chain(self, layout: Layout, value: Value) -> Value:
+        """The new root after ``value`` was written at ``layout``."""
+        parent = layout.parent
+        if parent is None:
+            return value
+        inverse = _INVERSE.get(_name(parent, layout))
+        if inverse is None:
+            return self.scatter(layout, value)
+        return self.chain(parent, inverse(lambda: self.read(parent), parent, layout, value))
+
+    def read(self, layout: Layout) -> Value:
+        return read_view(self.root, layout, self.known)
+
+    def memory(self, dtype: torch.dtype) -> Layout:
+        """The whole storage as a vector of ``dtype``."""
+        flat = self.root.layout.flat()
+        numel = flat.size[0] * flat.dtype.itemsize // dtype.itemsize
+        return self.root.layout.child_at(((numel,), (1,), 0, dtype, 0))
+
+    def scatter(self, layout: Layout, value: Value) -> Value:
+        """The general rule: put ``value`` at the view's positions in memory (`unfold`, for one)."""
+        memory = self.memory(layout.dtype)
+        place = list(layout.size), list(layout.stride), layout.offset
+        return self.chain(memory, _record(_AS_STRIDED, memory, self.read(memory), value, *place))
+
+    def overlapping(self, layout: Layout, value: Value, old: Value | None) -> Value:
+        """`chain` where elements share memory: what a parent holds besides must not be written with it."""
+        stored = self.root.layout.child_at((*layout.geometry[:4], 0))
+        for bit, op in ((CONJ, _CONJ), (NEG, _NEG)):
+            if layout.bits & bit:
+                value = _record(op, stored, value)
+                old = None if old is None else _record(op, stored, old)
+        if old is None or not overlaps(layout.size, layout.stride):
+            return self.scatter(stored, value)
+        memory = self.memory(layout.dtype)
+        (numel,) = memory.size
+        positions = record(_ARANGE, [numel, torch.int64]).value
+        positions = record(_STRIDED, [positions, list(layout.size), list(layout.stride), layout.offset]).value
+        same = record(_EQ, [value, old]).value
+        positions = record(_MASKED_FILL, [positions, same, numel]).value  # past the end, where it is cut off again
+        longer = record(_PAD, [self.read(memory), [0, 1]]).value
+        longer = record(_INDEX_PUT, [longer, [positions], value]).value
+        return self.chain(memory, _record(_SHORTER, memory, longer, 0, 0, numel))
+
+
+def _name(parent: Layout, layout: Layout) -> str:
+    if isinstance(layout.op, str):
+        return layout.op
+    name: str = layout.op.overload._schema.name.removeprefix("aten::")
+    return "view_dtype" if name == "view" and layout.dtype != parent.dtype else name
+
+
+Inverse = Callable[[Callable[[], Value], Layout, Layout, Value], Value]
+
+_EXPAND = op_of(aten.expand.default)
+_TO_COPY = op_of(aten._to_copy.default)
+_ARANGE = op_of(aten.arange.default)
+_STRIDED = op_of(aten.as_strided.default)
+_EQ = op_of(aten.eq.Tensor)
+_MASKED_FILL = op_of(aten.masked_fill.Scalar)
+_PAD = op_of(aten.constant_pad_nd.default)
+_INDEX_PUT = op_of(aten.index_put.default)
+_SHORTER = op_of(aten.slice.Tensor)
+
+_VIEW = op_of(aten.view.default)
+_PERMUTE = op_of(aten.permute.default)
+_TRANSPOSE = op_of(aten.transpose.int)
+_VIEW_DTYPE = op_of(aten.view.dtype)
+_SELECT = op_of(aten.select_scatter.default)
+_SLICE = op_of(aten.slice_scatter.default)
+_DIAGONAL = op_of(aten.diagonal_scatter.default)
+_AS_STRIDED = op_of(aten.as_strided_scatter.default)
+_VIEW_AS_COMPLEX = op_of(aten.view_as_complex.default)
+_VIEW_AS_REAL = op_of(aten.view_as_real.default)
+_CONJ = op_of(aten._conj.default)
+_NEG = op_of(aten.neg.default)
+_COMPLEX = op_of(aten.complex.default)
+_REAL, _IMAG = op_of(aten.real.default), op_of(aten.imag.default)
+
+
+def _record(op: Any, parent: Layout, *args: Any) -> Value:
+    """A node whose result is the parent again."""
+    return record(op, list(args), layouts=(parent,)).value  # type: ignore[no-any-return]
+
+
+def _reshape(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_VIEW, parent, value, list(parent.size))
+
+
+def _permute(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    dims = [d % len(parent.size) for d in layout.args[0]]
+    return _record(_PERMUTE, parent, value, [dims.index(d) for d in range(len(dims))])
+
+
+def _transpose(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_TRANSPOSE, parent, value, layout.args[0], layout.args[1])
+
+
+def _t(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return value if len(parent.size) < 2 else _record(_TRANSPOSE, parent, value, 0, 1)
+
+
+def _select(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_SELECT, parent, above(), value, *layout.args)
+
+
+def _slice(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_SLICE, parent, above(), value, *layout.args)
+
+
+def _diagonal(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_DIAGONAL, parent, above(), value, *layout.args)
+
+
+def _as_strided(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_AS_STRIDED, parent, above(), value, *layout.args)
+
+
+def _split(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    """Any of split, split_with_sizes, chunk: the part starts where its offset says."""
+    dim = layout.args[1] % len(parent.size) if len(layout.args) > 1 else 0
+    start = (layout.offset - parent.offset) // parent.stride[dim] if parent.stride[dim] else 0
+    return _record(_SLICE, parent, above(), value, dim, start, start + layout.size[dim])
+
+
+def _unbind(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    dim = layout.args[0] if layout.args else 0
+    return _record(_SELECT, parent, above(), value, dim, layout.index)
+
+
+def _view_dtype(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_VIEW_DTYPE, parent, value, parent.dtype)
+
+
+def _view_as_real(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_VIEW_AS_COMPLEX, parent, value)
+
+
+def _view_as_complex(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_VIEW_AS_REAL, parent, value)
+
+
+def _conj(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_CONJ, parent, value)
+
+
+def _neg_view(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return _record(_NEG, parent, value)
+
+
+def _same(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
+    return value
+
+
+_INVERSE: dict[str, Inverse] = {
+    "view": _reshape,
+    "_unsafe_view": _reshape,
+    "_reshape_alias": _reshape,
+    "unsqueeze": _reshape,
+    "squeeze": _reshape,
+    "expand": _reshape,
+    "permute": _permute,
+    "transpose": _transpose,
+    "t": _t,
+    "select": _select,
+    "slice": _slice,
+    "diagonal": _diagonal,
+    "as_strided": _as_strided,
+    "split": _split,
+    "split_with_sizes": _split,
+    "chunk": _split,
+    "unbind": _unbind,
+    "view_dtype": _view_dtype,
+    "view_as_real": _view_as_real,
+    "view_as_complex": _view_as_complex,
+    "_conj": _conj,
+    "_neg_view": _neg_view,
+    "alias": _same,
+    "detach": _same,
+}
