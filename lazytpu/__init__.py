@@ -9,7 +9,7 @@ print(lazytpu.ir_text(y))                # the graph so far
 print(y)                                 # cut, lowered to HLO, compiled, run
 """
 
-from lazytpu.torch_backend import versions
+from lazytpu import versions
 
 versions.check()  # before anything private of torch or jax is touched
 
@@ -23,6 +23,7 @@ from lazytpu.diagnosis import events
 from lazytpu.dispatch.pace import register as _register_pace
 from lazytpu.dispatch.registration import register
 from lazytpu.export.package import load_package as load
+from lazytpu.frontends import control_flow as _control_flow
 from lazytpu.frontends.dynamo import backend as _backend
 from lazytpu.frontends.dynamo import hooks as _hooks
 from lazytpu.frontends.jax import arrays as _arrays
@@ -44,6 +45,7 @@ from lazytpu.tracing.step import mark_step, wait
 
 malloc.share_heap()
 register()
+_control_flow.register()
 _register_pace()
 _arrays.register()
 _call.register()

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import lazytpu
+from lazytpu import versions
 from lazytpu.dispatch import autocast
 from lazytpu.errors import VersionError
-from lazytpu.torch_backend import versions
 
 ROOT = Path(__file__).parents[1]
 

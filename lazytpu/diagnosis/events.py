@@ -316,4 +316,3 @@ def reset() -> None:
 
 
 metrics.on_reset(reset)
-metrics.use_op_counts(op_counts)

@@ -28,7 +28,6 @@ from lazytpu.dispatch.general import functional, in_place, view
 from lazytpu.dispatch.handwritten import special
 from lazytpu.dispatch.outputs import with_out
 from lazytpu.errors import VersionError
-from lazytpu.frontends import control_flow
 from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.lowering.lower import can_lower
 from lazytpu.lowering.registry import rule_of
@@ -69,7 +68,6 @@ def register() -> None:
     accelerator.register()
     meta_kernels.register()
     _register_kernels()
-    control_flow.register()
     custom_ops.register()
     extensions.register()
     collectives.register()

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lazytpu.observe import metrics_tables, metrics_xla
+from lazytpu.observe import metrics_tables
 from lazytpu.observe.metrics_tables import Step
-from lazytpu.observe.metrics_xla import Series
+from lazytpu.observe.series import Series
 
 MAX_STEPS = 1000
 
@@ -24,9 +24,6 @@ _steps: deque[Step] = deque(maxlen=MAX_STEPS)
 _sources: dict[str, Callable[[], int]] = {}
 _source_base: dict[str, int] = {}
 _forgetters: list[Callable[[], None]] = []
-
-# Gives (aten name, how often) for every op that ran on the device; set by `use_op_counts`.
-_op_counts: list[Callable[[], Iterable[tuple[str, int]]]] = []
 
 
 def count(name: str, amount: int = 1) -> None:
@@ -52,17 +49,22 @@ def add_source(name: str, read: Callable[[], int]) -> None:
     _source_base[name] = 0
 
 
-def use_op_counts(read: Callable[[], Iterable[tuple[str, int]]]) -> None:
-    """Says where `torch_xla_report` finds how often each op ran."""
-    _op_counts[:] = [read]
-
-
 def timer(name: str) -> Series:
     """The timer of that name, which stays the same object for good."""
     found = _timers.get(name)
     if found is None:
         found = _timers[name] = Series()
     return found
+
+
+def all_timers() -> dict[str, Series]:
+    """Return every timer by name."""
+    return dict(_timers)
+
+
+def all_sizes() -> dict[str, Series]:
+    """Return the sizes in bytes of every kind of transfer by name."""
+    return dict(_sizes)
 
 
 def sizes(name: str) -> Series | None:
@@ -178,14 +180,3 @@ def reset() -> None:
 def report() -> str:
     """What the steps cost, counters, timers and fallbacks, as tables for people."""
     return metrics_tables.text_of(metrics_tables.tables(list(_steps), counters(), timers(), fallbacks()))
-
-
-def torch_xla_report() -> str:
-    """The same in the format and with the names of torch_xla's ``metrics_report()``.
-
-    Metrics such as CompileTime, ExecuteTime and TransferToDeviceTime with their percentiles; counters such as
-    UncachedCompile, CachedCompile and MarkStep; ``xla::<op>`` for what ran on the device and ``aten::<op>`` for what
-    fell back to the CPU.
-    """
-    ops = _op_counts[0]() if _op_counts else ()
-    return metrics_xla.report(_timers, _sizes, counters(), fallbacks(), dict(ops))

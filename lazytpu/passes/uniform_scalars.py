@@ -13,9 +13,8 @@ from dataclasses import replace
 from itertools import groupby
 from math import copysign
 
-from lazytpu.diagnosis.cause import Cause
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.tree import Number, operands
+from lazytpu.ir.tree import Number
 
 _FEWEST = 4  # fewer are not worth a look in each step
 
@@ -64,13 +63,3 @@ def _counters(graph: Graph) -> Iterator[Run]:
     for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
         found = [index for _, index in run]
         yield "i", found[0], found[-1] + 1
-
-
-def unlike_numbers(graph: Graph, floats: Sequence[float], ints: Sequence[int]) -> Cause:
-    """The cause where a graph made for numbers that are one is to be run with others."""
-    kind, start, _ = next(run for run in graph.uniform if not are_uniform(floats, ints, (run,)))
-    for node in graph.nodes:
-        if any(type(x) is Number and (x.kind, x.index) == (kind, start) for x in operands(node)):
-            whose = f"the numbers of {node.op.name}" if kind == "f" else f"the numbers that {node.op.name} adds"
-            return Cause("promoted", f"{whose} were all the same and now they differ", node.site)
-    raise AssertionError("a graph without the numbers it is uniform in")

@@ -21,7 +21,6 @@ from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch
 from lazytpu.errors import CompileError, DonatedBufferError, ExecutionError, LazyTPUError
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.tree import LeastRecent
 from lazytpu.lowering.lower import function_of, type_of
 from lazytpu.lowering.registry import lowering_for, target_platform
 from lazytpu.observe import metrics, regions, step_statistics
@@ -32,6 +31,7 @@ from lazytpu.runtime.executable import Executable as Executable
 from lazytpu.runtime.executable import donated_bytes, smallest_result
 from lazytpu.runtime.host import malloc, mappings
 from lazytpu.runtime.host.interrupts import uninterrupted
+from lazytpu.runtime.least_recent import LeastRecent
 
 executables = LeastRecent(config.max_executables)  # by `_name`
 

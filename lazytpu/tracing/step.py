@@ -16,12 +16,12 @@ import torch
 from lazytpu.config import config
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.diagnose import cause_of
+from lazytpu.diagnosis.unlike_scalars import unlike_numbers
 from lazytpu.errors import DonatedBufferError, LazyTPUError
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Node, Value, trace
 from lazytpu.location import site
 from lazytpu.observe import metrics, regions, step_statistics
-from lazytpu.passes.uniform_scalars import unlike_numbers
 from lazytpu.runtime import client, index_checks, placement
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.storage import Cell, Storage, new_storage, resolve

@@ -8,7 +8,7 @@ import torch
 
 import lazytpu
 from lazytpu.compat import lacking
-from lazytpu.compat.torch_xla import backends
+from lazytpu.compat.torch_xla import backends, metrics_format
 from lazytpu.compat.torch_xla.core import xla_model
 
 __getattr__ = lacking.names_of(__name__)
@@ -46,7 +46,7 @@ def _xla_get_default_device() -> str:
 
 def _xla_metrics_report() -> str:
     """See `torch_xla.debug.metrics.metrics_report`."""
-    return lazytpu.metrics.torch_xla_report()
+    return metrics_format.report()
 
 
 def _xla_real_devices(devices: Sequence[torch.device] | None = None) -> list[str]:

@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import lazytpu
-from lazytpu.compat.torch_xla import platforms
+from lazytpu.compat.torch_xla import metrics_format, platforms
 from lazytpu.debug.inspect import optimized_hlo_of
 from lazytpu.diagnosis import events
 from lazytpu.ir.printer import graph_dot, graph_text
@@ -70,4 +70,4 @@ def save_metrics() -> None:
     path = os.environ.get("XLA_METRICS_FILE")
     if path:
         with open(path, "a") as file:
-            file.write(f"[MetricsData; step={lazytpu.metrics.counter('step')}]\n{lazytpu.metrics.torch_xla_report()}\n")
+            file.write(f"[MetricsData; step={lazytpu.metrics.counter('step')}]\n{metrics_format.report()}\n")

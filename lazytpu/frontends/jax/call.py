@@ -18,8 +18,8 @@ from lazytpu.dtypes import to_numpy, to_torch
 from lazytpu.frontends.jax import traced as jax_functions
 from lazytpu.frontends.jax.arrays import from_jax
 from lazytpu.frontends.jax.traced import Traced, Type, call_jax_op, traced
-from lazytpu.ir.tree import LeastRecent
 from lazytpu.observe import metrics
+from lazytpu.runtime.least_recent import LeastRecent
 from lazytpu.tracing.record import float_key, is_device_tensor
 
 MAX_FUNCTIONS = 4096

@@ -24,8 +24,9 @@ from lazytpu.errors import ReplayError
 from lazytpu.frontends.replay.capture import Capture, difference, draws_so_far
 from lazytpu.frontends.replay.guards import Guards
 from lazytpu.frontends.replay.replay import UNFIT, Call, Program, grad_of
-from lazytpu.ir.tree import LeastRecent, trace
+from lazytpu.ir.tree import trace
 from lazytpu.observe import metrics, step_statistics
+from lazytpu.runtime.least_recent import LeastRecent
 from lazytpu.tensors import tensor
 from lazytpu.tensors.storage import new_storage, resolve
 from lazytpu.tensors.tensor import LazyTensor, make

@@ -11,7 +11,7 @@ import torch
 
 from lazytpu.lowering.registry import lowers, rule_of
 from lazytpu.lowering.support.operands import compute_dtype
-from lazytpu.torch_backend.versions import passing_op
+from lazytpu.versions import passing_op
 
 aten = torch.ops.aten
 

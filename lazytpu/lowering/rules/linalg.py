@@ -7,7 +7,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.support.operands import compute_dtype
-from lazytpu.torch_backend.versions import passing_op
+from lazytpu.versions import passing_op
 
 aten = torch.ops.aten
 

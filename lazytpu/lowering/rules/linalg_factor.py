@@ -9,7 +9,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.torch_backend.versions import passing_op
+from lazytpu.versions import passing_op
 
 aten = torch.ops.aten
 

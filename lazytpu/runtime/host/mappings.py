@@ -11,8 +11,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from lazytpu.ir.tree import LeastRecent
 from lazytpu.observe import metrics
+from lazytpu.runtime.least_recent import LeastRecent
 
 _COUNT_EVERY = 4
 _SHARE = 0.5

@@ -6,15 +6,16 @@ import re
 from collections.abc import Sequence
 
 from lazytpu.compat import lacking
+from lazytpu.compat.torch_xla import metrics_format
+from lazytpu.compat.torch_xla.metrics_format import COUNTERS, METRICS, SIZES
 from lazytpu.observe import metrics
-from lazytpu.observe.metrics_xla import COUNTERS, METRICS, SIZES
 
 __getattr__ = lacking.names_of(__name__)
 
 
 def metrics_report() -> str:
     """All metrics and counters as text."""
-    return metrics.torch_xla_report()
+    return metrics_format.report()
 
 
 def short_metrics_report(counter_names: Sequence[str] | None = None, metric_names: Sequence[str] | None = None) -> str:

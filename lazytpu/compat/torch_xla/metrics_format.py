@@ -7,11 +7,12 @@ What torch_xla measures and we do not is left out.  The format is that of torch_
 from __future__ import annotations
 
 import math
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-MAX_SAMPLES = 1024  # as torch_xla keeps
+from lazytpu.diagnosis import events
+from lazytpu.observe import metrics
+from lazytpu.observe.series import Series
+
 PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 
 METRICS = {
@@ -39,40 +40,14 @@ COUNTERS = {
 """Name in the report to the counter it shows; the last two are ours alone."""
 
 
-class Series:
-    """Measurements: how many, their sum, and the last `MAX_SAMPLES` of them with when they were made."""
+def report() -> str:
+    """Return the report as text.
 
-    __slots__ = ("count", "samples", "total")
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def add(self, value: float) -> None:
-        """Adds a measurement."""
-        self.count += 1
-        self.total += value
-        self.samples.append((time.perf_counter(), value))
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self.count, self.total = 0, 0.0
-        self.samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
-
-
-def report(
-    timers: Mapping[str, Series],
-    sizes: Mapping[str, Series],
-    counters: Mapping[str, int],
-    fallbacks: Mapping[str, int],
-    ops: Mapping[str, int],
-) -> str:
-    """The report as text.
-
-    Args:
-        timers, sizes: in seconds and bytes, under our names.
-        counters: under our names.
-        fallbacks, ops: aten names (``aten.add.Tensor``) to how often they ran on the CPU and on the device.
+    Metrics such as CompileTime, ExecuteTime and TransferToDeviceTime with their percentiles; counters such as
+    UncachedCompile, CachedCompile and MarkStep; ``xla::<op>`` for what ran on the device and ``aten::<op>`` for what
+    fell back to the CPU.
     """
+    timers, sizes = metrics.all_timers(), metrics.all_sizes()
     lines: list[str] = []
     shown = dict(METRICS)
     if not timers.get("run", Series()).count:  # not sampled: what is known is how long starting takes
@@ -83,7 +58,7 @@ def report(
     for name, series, write in sorted(found, key=lambda entry: entry[0]):
         if series.count:
             lines += _metric(name, series, write)
-    for name, value in sorted(_counters(counters, fallbacks, ops)):
+    for name, value in sorted(_counters(metrics.counters(), metrics.fallbacks(), dict(events.op_counts()))):
         lines += [f"Counter: {name}", f"  Value: {value}"]
     return "".join(f"{line}\n" for line in lines)
 
