@@ -1,12 +1,30 @@
 """lazytpu: a lazy XLA device for PyTorch.
 
-import torch, lazytpu
+    import torch, lazytpu
 
-device = lazytpu.device()
-x = torch.randn(2, 3, device=device)     # recorded, not run
-y = (x * 2).relu().sum()
-print(lazytpu.ir_text(y))                # the graph so far
-print(y)                                 # cut, lowered to HLO, compiled, run
+    device = lazytpu.device()
+    x = torch.randn(2, 3, device=device)     # recorded, not run
+    y = (x * 2).relu().sum()
+    print(lazytpu.ir_text(y))                # the graph so far
+    print(y)                                 # cut, lowered to HLO, compiled, run
+
+The folders in the order an op travels, from ``torch.add`` to the executable and back:
+
+    frontends/      other ways in: lazytpu.compile, torch.compile and jit, FX graphs, scan, jax functions
+    dispatch/       the kernels that torch calls for each aten op
+    torch_backend/  the device as torch knows it: torch.tpu, the accelerator, saving, streams
+    tracing/        records the op, infers its types, cuts the graph in `mark_step`
+    tensors/        the tensor class, storages and views that hold what was recorded
+    ir/             what is recorded: values, nodes, the trace tree, graphs and their text
+    location/       the line and module of the user's program that each node came from
+    passes/         changes a graph before it is lowered
+    lowering/       turns a graph into jax operations; one rule an op, under its aten name
+    runtime/        compiles with XLA, keeps programs in memory and on disk, runs them, moves data
+    diagnosis/      why a graph was compiled and where the time went
+    observe/        metrics, step statistics, logs
+
+Beside the way: `debug` (dump, report, checks, profiler), `export`, `quantization`, `compat` (torch_xla, torch_tpu and
+torch_mlu scripts) and `cli`.  A folder imports only those below it; ``tests/test_layers.py`` has the order.
 """
 
 from lazytpu import versions

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import torch
 
 _TABLE: tuple[tuple[torch.dtype, Any, str], ...] = (
-    (torch.float32, jnp.float32, "f32"),
-    (torch.float64, jnp.float64, "f64"),
-    (torch.float16, jnp.float16, "f16"),
-    (torch.bfloat16, jnp.bfloat16, "bf16"),
-    (torch.int64, jnp.int64, "i64"),
-    (torch.int32, jnp.int32, "i32"),
-    (torch.int16, jnp.int16, "i16"),
-    (torch.int8, jnp.int8, "i8"),
-    (torch.uint8, jnp.uint8, "u8"),
-    (torch.uint16, jnp.uint16, "u16"),
-    (torch.uint32, jnp.uint32, "u32"),
-    (torch.uint64, jnp.uint64, "u64"),
-    (torch.bool, jnp.bool_, "bool"),
-    (torch.complex64, jnp.complex64, "c64"),
-    (torch.complex128, jnp.complex128, "c128"),
-    (torch.float8_e4m3fn, jnp.float8_e4m3fn, "f8e4m3fn"),
-    (torch.float8_e5m2, jnp.float8_e5m2, "f8e5m2"),
-    (torch.float8_e4m3fnuz, jnp.float8_e4m3fnuz, "f8e4m3fnuz"),
-    (torch.float8_e5m2fnuz, jnp.float8_e5m2fnuz, "f8e5m2fnuz"),
+    (torch.float32, np.float32, "f32"),
+    (torch.float64, np.float64, "f64"),
+    (torch.float16, np.float16, "f16"),
+    (torch.bfloat16, ml_dtypes.bfloat16, "bf16"),
+    (torch.int64, np.int64, "i64"),
+    (torch.int32, np.int32, "i32"),
+    (torch.int16, np.int16, "i16"),
+    (torch.int8, np.int8, "i8"),
+    (torch.uint8, np.uint8, "u8"),
+    (torch.uint16, np.uint16, "u16"),
+    (torch.uint32, np.uint32, "u32"),
+    (torch.uint64, np.uint64, "u64"),
+    (torch.bool, np.bool_, "bool"),
+    (torch.complex64, np.complex64, "c64"),
+    (torch.complex128, np.complex128, "c128"),
+    (torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn, "f8e4m3fn"),
+    (torch.float8_e5m2, ml_dtypes.float8_e5m2, "f8e5m2"),
+    (torch.float8_e4m3fnuz, ml_dtypes.float8_e4m3fnuz, "f8e4m3fnuz"),
+    (torch.float8_e5m2fnuz, ml_dtypes.float8_e5m2fnuz, "f8e5m2fnuz"),
 )
 
 _TO_NUMPY: dict[torch.dtype, np.dtype] = {t: np.dtype(j) for t, j, _ in _TABLE}
@@ -35,7 +35,7 @@ _TO_TORCH: dict[np.dtype, torch.dtype] = {n: t for t, n in _TO_NUMPY.items()}
 _SHORT: dict[torch.dtype, str] = {t: s for t, _, s in _TABLE}
 
 # XLA has no complex type of half precision: it is carried as complex64, rounded after every op.
-_TO_NUMPY[torch.complex32] = np.dtype(jnp.complex64)
+_TO_NUMPY[torch.complex32] = np.dtype(np.complex64)
 _SHORT[torch.complex32] = "c32"
 
 

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 import lazytpu
-from tests.op_checks import ENTRIES, full_name, problems
-from tests.op_status import CHECKS, known
+from tests.support.op_checks import ENTRIES, full_name, problems
+from tests.support.op_status import CHECKS, known
 
 DTYPES = "float32 float64 int64 int32 uint8 bool bfloat16 float16 complex64"
 GRADIENTS = ("backward", "jvp", "gradgrad")

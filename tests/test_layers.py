@@ -1,11 +1,10 @@
-"""The package is layers: imports point one way, jax stays in its place, files stay short."""
+"""Folders are layers: a folder of `lazytpu/` imports only itself and the folders below it."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -14,39 +13,31 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "lazytpu"
 
-# A module imports from its own layer and from those above it in this list.  `*` stands for any name.
-LAYERS = {
-    "words": (
-        "cache config dtypes errors executing.pages metrics random recording recording.schema "
-        "reporting reporting.ledger reporting.logs reporting.metrics_* reporting.regions "
-        "torch_api torch_api.after_import torch_api.copying torch_api.interrupts torch_api.printing torch_api.versions"
-    ),
-    "ir": "ir ir.*",
-    "lowering": "lowering lowering.*",
-    "runtime": (
-        "executing executing.bounds executing.compiling executing.executable executing.mappings executing.platforms "
-        "executing.prefetch executing.runtime executing.serialized executing.warmup "
-        "reporting.events reporting.placement"
-    ),
-    "storage": "storage tensor",
-    "recording": "recording.*",
-    "step": "executing.eager reporting.origin step",
-    "kernels": "kernels kernels.* reporting.pace torch_api.fork torch_api.modules torch_api.saving",
-    "device": "device torch_api.*",
-    "front": (
-        "debug debug.* dynamo dynamo.* export export.* interop interop.* jit loader profiler quantization "
-        "quantization.* replaying replaying.* scanning scanning.* spmd spmd.*"
-    ),
-    "package": "lazytpu",
-    "stand-ins": "compat compat.*",
-    "commands": "cli cli.* __main__",
-}
+# The folders, lowest first.
+LAYERS = [
+    "foundation",  # the modules beside the folders: config, dtypes, errors, random, versions
+    "observe",
+    "ir",
+    "location",
+    "passes",
+    "lowering",
+    "diagnosis",
+    "runtime",
+    "tensors",
+    "tracing",
+    "torch_backend",
+    "dispatch",
+    "debug",
+    "frontends",
+    "export",
+    "quantization",
+    "lazytpu",  # __init__.py: the public names
+    "compat",
+    "cli",
+]
 
-# Where jax may be imported: lowering, what runs programs, the table of dtypes, the check of its version.
-JAX = (
-    "lowering lowering.* executing.platforms executing.runtime executing.compiling executing.serialized "
-    "executing.warmup dtypes torch_api.versions export export.* interop interop.* profiler spmd spmd.*"
-)
+# The folders that use jax; of the foundation, only the check of its version.
+JAX = {"versions", "lowering", "runtime", "frontends", "export", "debug"}
 
 MAX_LINES = 400
 
@@ -67,6 +58,7 @@ class Import:
 
 
 def module_name(path: Path) -> str:
+    """Return the name of a module below `lazytpu`."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "lazytpu"
 
@@ -74,8 +66,16 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in ROOT.rglob("*.py")}
 
 
+def folder_of(module: str) -> str:
+    """Return the folder that a module lies in."""
+    head = module.partition(".")[0]
+    if head in ("lazytpu", "__main__"):
+        return "lazytpu" if head == "lazytpu" else "cli"
+    return head if (ROOT / head).is_dir() else "foundation"
+
+
 def imports_of(source: str, package: str) -> Iterator[Import]:
-    """The imports of a module in ``package``, those under ``if TYPE_CHECKING`` left out."""
+    """Yield the imports of a module in ``package``, those under ``if TYPE_CHECKING`` left out."""
 
     def visit(node: ast.AST, inside: str) -> Iterator[Import]:
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
@@ -101,68 +101,58 @@ def imports_of(source: str, package: str) -> Iterator[Import]:
 
 
 def package_of(path: Path) -> str:
+    """Return the package that relative imports of a file start from."""
     return ".".join(path.relative_to(ROOT.parent).parent.parts)
 
 
 IMPORTS = {name: list(imports_of(path.read_text(), package_of(path))) for name, path in MODULES.items()}
 
 
-def matches(module: str, patterns: str) -> bool:
-    return any(fnmatch(module, pattern) for pattern in patterns.split())
+def upward(folder: str, imports: list[Import]) -> list[str]:
+    """Return what is imported from a folder above ``folder``."""
+    return [i.target for i in imports if i.ours and LAYERS.index(folder_of(i.target)) > LAYERS.index(folder)]
 
 
-def layer_of(module: str) -> int | None:
-    """The position of a module's layer."""
-    return next((i for i, patterns in enumerate(LAYERS.values()) if matches(module, patterns)), None)
+def test_every_folder_has_a_layer() -> None:
+    assert sorted({folder_of(name) for name in MODULES}) == sorted(LAYERS)
 
 
-def wrong_way(module: str, imports: list[Import]) -> list[str]:
-    """Imports from a layer below."""
-    layer = layer_of(module)
-    assert layer is not None
-    return [f"{module} imports {i.target}" for i in imports if i.ours and (layer_of(i.target) or 0) > layer]
+@pytest.mark.parametrize("folder", LAYERS)
+def test_folder_imports_only_folders_below(folder: str) -> None:
+    found = {name: upward(folder, imports) for name, imports in IMPORTS.items() if folder_of(name) == folder}
+    assert {name: targets for name, targets in found.items() if targets} == {}
 
 
-def test_every_module_has_a_layer():
-    assert [name for name in sorted(MODULES) if layer_of(name) is None] == []
-
-
-@pytest.mark.parametrize("module", sorted(name for name in MODULES if layer_of(name) is not None))
-def test_imports_point_one_way(module):
-    assert wrong_way(module, IMPORTS[module]) == []
-
-
-def test_no_cycle():
+def test_modules_form_no_cycle() -> None:
     graph = {name: {i.target for i in found if i.ours} for name, found in IMPORTS.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError, which shows the cycle
 
 
-def test_no_import_of_ours_hides_in_a_function():
+def test_no_import_of_ours_hides_in_a_function() -> None:
     hidden = [
         f"{name}.{i.inside} imports {i.target}" for name, found in IMPORTS.items() for i in found if i.ours and i.inside
     ]
     assert hidden == []
 
 
-def test_jax_stays_in_its_place():
+def test_jax_stays_in_its_folders() -> None:
     users = {name for name, found in IMPORTS.items() for i in found if i.target.partition(".")[0] in ("jax", "jaxlib")}
-    assert sorted(name for name in users if not matches(name, JAX)) == []
-    assert "executing.runtime" in users
+    assert sorted(name for name in users if name.partition(".")[0] not in JAX) == []
 
 
-def test_files_are_short():
+def test_files_are_short() -> None:
     lengths = {name: path.read_text().count("\n") for name, path in MODULES.items()}
     assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
 
 
-def test_the_checks_notice():
-    top = "import lazytpu.device\nfrom lazytpu.runtime import runtime\n"
-    found = list(imports_of(top + "def f():\n    from lazytpu.step import cut\n    import jax\n", "lazytpu"))
+def test_the_checks_notice() -> None:
+    top = "import lazytpu.dispatch.general\nfrom lazytpu.runtime import client\n"
+    found = list(imports_of(top + "def f():\n    from lazytpu.tracing.step import cut\n    import jax\n", "lazytpu"))
     assert [(i.target, i.ours, i.inside) for i in found] == [
-        ("device", True, ""),
-        ("executing.runtime", True, ""),
-        ("step", True, "f"),
+        ("dispatch.general", True, ""),
+        ("runtime.client", True, ""),
+        ("tracing.step", True, "f"),
         ("jax", False, "f"),
     ]
-    assert wrong_way("ir.graph", found) == [f"ir.graph imports {t}" for t in ("device", "executing.runtime", "step")]
-    assert wrong_way("device", found) == []
+    assert upward("ir", found) == ["dispatch.general", "runtime.client", "tracing.step"]
+    assert upward("dispatch", found) == []

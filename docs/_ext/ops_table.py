@@ -1,5 +1,5 @@
 """The directives ``ops-table`` and ``known-table``: what becomes of each aten op, read from the registered kernels
-and rules, and what is known not to pass, read from ``tests/op_status.py``."""
+and rules, and what is known not to pass, read from ``tests/support/op_status.py``."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class OpsTable(SphinxDirective):
 
 
 class KnownTable(SphinxDirective):
-    """A definition list of ``tests/op_status.py``."""
+    """A definition list of ``tests/support/op_status.py``."""
 
     def run(self) -> list[nodes.Node]:
         table = _op_status()

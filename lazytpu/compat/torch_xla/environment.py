@@ -7,10 +7,11 @@ import warnings
 from typing import Any
 
 import lazytpu
-from lazytpu.compat.torch_xla import metrics_format, platforms
+from lazytpu.compat.torch_xla import metrics_format
 from lazytpu.debug.inspect import optimized_hlo_of
 from lazytpu.diagnosis import events
 from lazytpu.ir.printer import graph_dot, graph_text
+from lazytpu.runtime import platforms
 
 MEANING = {
     "PJRT_DEVICE": "CPU, GPU, CUDA or TPU: where jax runs, unless JAX_PLATFORMS says; a warning where there is none",

@@ -41,13 +41,30 @@ COUNTERS = {
 
 
 def report() -> str:
-    """Return the report as text.
+    """Return the report of this process as text.
 
     Metrics such as CompileTime, ExecuteTime and TransferToDeviceTime with their percentiles; counters such as
     UncachedCompile, CachedCompile and MarkStep; ``xla::<op>`` for what ran on the device and ``aten::<op>`` for what
     fell back to the CPU.
     """
-    timers, sizes = metrics.all_timers(), metrics.all_sizes()
+    ops = dict(events.op_counts())
+    return text_of(metrics.all_timers(), metrics.all_sizes(), metrics.counters(), metrics.fallbacks(), ops)
+
+
+def text_of(
+    timers: Mapping[str, Series],
+    sizes: Mapping[str, Series],
+    counters: Mapping[str, int],
+    fallbacks: Mapping[str, int],
+    ops: Mapping[str, int],
+) -> str:
+    """Return the report as text.
+
+    Args:
+        timers, sizes: in seconds and bytes, under our names.
+        counters: under our names.
+        fallbacks, ops: aten names (``aten.add.Tensor``) to how often they ran on the CPU and on the device.
+    """
     lines: list[str] = []
     shown = dict(METRICS)
     if not timers.get("run", Series()).count:  # not sampled: what is known is how long starting takes
@@ -58,7 +75,7 @@ def report() -> str:
     for name, series, write in sorted(found, key=lambda entry: entry[0]):
         if series.count:
             lines += _metric(name, series, write)
-    for name, value in sorted(_counters(metrics.counters(), metrics.fallbacks(), dict(events.op_counts()))):
+    for name, value in sorted(_counters(counters, fallbacks, ops)):
         lines += [f"Counter: {name}", f"  Value: {value}"]
     return "".join(f"{line}\n" for line in lines)
 

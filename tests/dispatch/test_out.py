@@ -1,0 +1,53 @@
+"""Results that go into a tensor given as ``out=``: sizes, strides, dtypes, warnings and errors, against eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.lockstep import Case, check, numbers
+
+OUTS: dict[str, Case] = {
+    "new": lambda on: torch.add(numbers(2, 3, device=on), 1, out=torch.empty(0, device=on)),
+    "resized": lambda on: torch.add(numbers(2, 3, device=on), 1, out=torch.empty(4, device=on)),
+    "smaller": lambda on: torch.mul(numbers(2, device=on), 2, out=torch.zeros(4, 4, device=on)),
+    "strided": lambda on: torch.add(numbers(2, 3, device=on), 1, out=torch.zeros(3, 2, device=on).t()),
+    "like_its_input": lambda on: torch.add(numbers(3, 2, device=on).t(), 1, out=torch.empty(0, device=on)),
+    "dtype": lambda on: torch.add(numbers(3, device=on), 0.5, out=torch.empty(3, device=on, dtype=torch.float64)),
+    "dtype_loses": lambda on: torch.add(numbers(3, device=on), 1, out=torch.empty(3, device=on, dtype=torch.int64)),
+    "sum": lambda on: torch.sum(numbers(2, 3, device=on), 0, out=torch.empty(3, device=on)),
+    "sum_dtype": lambda on: torch.sum(numbers(2, 3, device=on), 0, out=torch.empty(3, device=on, dtype=torch.float64)),
+    "matmul": lambda on: torch.mm(numbers(2, 3, device=on), numbers(3, 2, device=on), out=torch.empty(0, device=on)),
+    "matmul_dtype": lambda on: torch.mm(
+        numbers(2, 2, device=on), numbers(2, 2, device=on), out=torch.empty(2, 2, device=on, dtype=torch.float64)
+    ),
+    "cat": lambda on: torch.cat([numbers(2, device=on)] * 2, out=torch.empty(4, device=on)),
+    "two": lambda on: torch.topk(
+        numbers(5, device=on), 2, out=(torch.empty(2, device=on), torch.empty(0, device=on, dtype=torch.int64))
+    ),
+    "two_resized": lambda on: torch.max(
+        numbers(2, 3, device=on), 0, out=(torch.empty(1, device=on), torch.empty(1, device=on, dtype=torch.int64))
+    ),
+    "arange": lambda on: torch.arange(1, 7, 2, out=torch.empty(0, device=on, dtype=torch.int64)),
+    "complex_result": lambda on: torch.add(numbers(3, device=on), 1j, out=torch.empty(3, device=on)),
+    "wrong_shapes": lambda on: torch.add(numbers(3, device=on), numbers(2, device=on), out=torch.empty(3, device=on)),
+    "pow": lambda on: torch.pow(numbers(3, device=on), 2, out=torch.empty(3, device=on)),
+    "kron": lambda on: torch.kron(
+        numbers(2, 2, device=on), numbers(2, device=on), out=torch.zeros(2, 4, 2, device=on)[..., 1]
+    ),
+    "all": lambda on: torch.all(numbers(2, 3, device=on), 1, out=torch.empty(2, device=on, dtype=torch.bool)),
+    "clamp": lambda on: torch.clamp(numbers(5, device=on), 1, 3, out=torch.empty(5, device=on)),
+    "where": lambda on: torch.where(
+        numbers(3, device=on) > 1, numbers(3, device=on), 7.0, out=torch.empty(3, device=on)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTS)
+def test_out(name: str, device: torch.device) -> None:
+    check(OUTS[name], device)
+
+
+def test_out_returns_what_it_was_given(device: torch.device) -> None:
+    out = torch.empty(3, device=device)
+    assert torch.add(numbers(3, device=device), 1, out=out) is out
