@@ -28,7 +28,7 @@ from lazytpu.diagnosis import events
 from lazytpu.diagnosis.events import Compilation
 from lazytpu.ir.printer import graph_dot, graph_text
 from lazytpu.observe import logs, metrics
-from lazytpu.runtime import client
+from lazytpu.runtime import client, compiler
 
 FORMAT = 1
 FILES = {
@@ -161,7 +161,7 @@ class _Dump:
         ir = self._text("ir.txt", lambda: graph_text(graph))
         dot = self._text("ir.dot", lambda: graph_dot(graph))
         self._text("ir.svg", lambda: draw.svg_of(dot, len(graph.nodes)))
-        lowered = client.lower(graph)  # again: kept, it would hold a megabyte for every graph
+        lowered = compiler.lower(graph)  # again: kept, it would hold a megabyte for every graph
         stablehlo = self._text("stablehlo.mlir", lambda: stablehlo_of(lowered))
         before = self._text("hlo.txt", lambda: hlo_of(lowered))
         after = self._text("hlo-optimized.txt", lambda: optimized_hlo_of(event.executable.compiled))

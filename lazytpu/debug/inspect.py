@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lazytpu.ir import printer
-from lazytpu.runtime import client
+from lazytpu.runtime import compiler
 from lazytpu.tracing.step import pending_graph
 
 
@@ -34,7 +34,7 @@ def ir_dot(*tensors: torch.Tensor) -> str:
 
 def stablehlo_text(*tensors: torch.Tensor) -> str:
     """The StableHLO the graph lowers to, with the user's lines as locations; arguments as for `ir_text`."""
-    return stablehlo_of(client.lower(pending_graph(tensors)))
+    return stablehlo_of(compiler.lower(pending_graph(tensors)))
 
 
 def hlo_text(*tensors: torch.Tensor, optimized: bool = False) -> str:
@@ -43,7 +43,7 @@ def hlo_text(*tensors: torch.Tensor, optimized: bool = False) -> str:
     Args:
         optimized: after XLA's passes (compiles the graph, without running it) instead of before.
     """
-    lowered = client.lower(pending_graph(tensors))
+    lowered = compiler.lower(pending_graph(tensors))
     return optimized_hlo_of(lowered.compile()) if optimized else hlo_of(lowered)
 
 

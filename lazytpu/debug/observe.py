@@ -14,7 +14,7 @@ from lazytpu.debug import eager_mode
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Number, Value, trace
-from lazytpu.runtime import client
+from lazytpu.runtime import executables, launch, transfers
 from lazytpu.tracing import record, step
 
 
@@ -43,14 +43,14 @@ class Observed:
 
     def run(self, graph: Graph) -> list[torch.Tensor]:
         """The outputs of a graph of its values, on the CPU, row-major.  They share memory with the device's."""
-        executable, _ = client.executable_for(replace(graph, donated=()))
+        executable, _ = executables.executable_for(replace(graph, donated=()))
         inputs = [self.buffers[v.index] for v in graph.inputs]
-        results = client.run(executable, inputs, self._floats, self._ints, self._complexes)
-        return [client.to_host(result) for result in results]
+        results = launch.run(executable, inputs, self._floats, self._ints, self._complexes)
+        return [transfers.to_host(result) for result in results]
 
     def contents(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:
         """What values hold."""
-        inputs = {v: client.to_host(self.buffers[v.index]) for v in values if v.node is None}
+        inputs = {v: transfers.to_host(self.buffers[v.index]) for v in values if v.node is None}
         made = [v for v in dict.fromkeys(values) if v.node is not None]
         return {**inputs, **dict(zip(made, self.run(self.graph(made)) if made else (), strict=True))}
 

@@ -14,7 +14,7 @@ from lazytpu.ir.op_schema import aten, op_of
 from lazytpu.ir.tree import Value
 from lazytpu.location import conversion
 from lazytpu.location.site import line_here
-from lazytpu.runtime import client
+from lazytpu.runtime import transfers
 from lazytpu.tensors.storage import Cell, Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
@@ -150,7 +150,7 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
     with lock:
         cell = cell_of(dst)
         storage, layout = resolve(cell)
-        buffer = client.to_device(host)
+        buffer = transfers.to_device(host)
         if layout is storage.layout:
             write_buffer(storage, buffer)
             storage.origin = line_here()
@@ -165,7 +165,7 @@ def from_host(tensor: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"only tensors with up to {_MAX_DIMS} dims are supported on this device")
     meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     stride = torch.empty_like(meta).stride() if tensor.numel() else contiguous_stride(tensor.shape)
-    storage = new_storage(root_layout(tuple(tensor.shape), stride, tensor.dtype), client.to_device(tensor))
+    storage = new_storage(root_layout(tuple(tensor.shape), stride, tensor.dtype), transfers.to_device(tensor))
     storage.origin = line_here()
     return make(storage)
 

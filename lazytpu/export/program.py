@@ -24,7 +24,7 @@ from lazytpu.frontends.jax.arrays import from_jax
 from lazytpu.frontends.jax.call import call_jax
 from lazytpu.location.site import line_here
 from lazytpu.observe import metrics
-from lazytpu.runtime import client
+from lazytpu.runtime import client, transfers
 from lazytpu.tracing.record import is_device_tensor
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
@@ -118,7 +118,7 @@ class StableHLOModule:
         else:
             outputs = self._run([host_array(x) if isinstance(x, torch.Tensor) else x for x in given])
             if tensors or not given:
-                outputs = [client.to_host(x).clone() for x in outputs]
+                outputs = [transfers.to_host(x).clone() for x in outputs]
         self._update(given, outputs)
         return tree_unflatten([_result(r, outputs) for r in self.signature.results], load_spec(self.signature.out_spec))
 

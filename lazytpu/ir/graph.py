@@ -27,8 +27,8 @@ class Graph:
         counts: lengths of the arrays of floats, ints and complex numbers.
         checked: whether the last result is the report of positions out of range (lowering/bounds.py).
         uniform: (kind, start, stop) of numbers that are one and the same, see `lazytpu.passes.uniform_scalars`.
-        packed: how many of the last outputs, all of one dtype, the program gives as one flat array: a result of its own
-            costs more than to compute it, where it is small (`lazytpu.frontends.replay.capture`).
+        concatenated: how many of the last outputs, all of one dtype, the program returns as one flat array: a small
+            result of its own costs more than computing it (`lazytpu.frontends.replay.capture`).
     """
 
     nodes: tuple[Node, ...]
@@ -38,7 +38,7 @@ class Graph:
     counts: tuple[int, int, int]
     checked: bool = False
     uniform: tuple[tuple[str, int, int], ...] = ()
-    packed: int = 0
+    concatenated: int = 0
 
     @cached_property
     def names(self) -> dict[Value, str]:

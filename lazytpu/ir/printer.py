@@ -40,7 +40,7 @@ def graph_text(graph: Graph, *, sites: bool = True) -> str:
         f"  all of %{_LETTER[kind]}{start} to %{_LETTER[kind]}{stop - 1} are %{_LETTER[kind]}{start}\n"
         for kind, start, stop in graph.uniform
     )
-    checked += f"  the last {graph.packed} as one array\n" if graph.packed else ""
+    checked += f"  the last {graph.concatenated} as one array\n" if graph.concatenated else ""
     return "\n".join(lines) + f"\n  return {', '.join(names[v] for v in graph.outputs)}\n{donated}{checked}}}"
 
 

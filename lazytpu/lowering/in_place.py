@@ -104,7 +104,7 @@ def _pairs(graph: Graph) -> dict[Value, Value]:
     for i in graph.donated:
         value = graph.inputs[i]
         free.setdefault(_type(value), []).append(value)
-    single = graph.outputs[: len(graph.outputs) - graph.packed]
+    single = graph.outputs[: len(graph.outputs) - graph.concatenated]
     pairs = {v: waiting.pop(0) for v in single if (waiting := free.get(_type(v)))}
     return {v: given for v, given in pairs.items() if v.layout.nbytes >= _LARGE}
 

@@ -84,7 +84,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
                 values[value] = after([values[v] for v in waits[value]], values[value])
             for value in ends.get(i, ()):
                 values.pop(value, None)
-        outputs = _packed([values[v] for v in graph.outputs], graph.packed)
+        outputs = _packed([values[v] for v in graph.outputs], graph.concatenated)
         return (*outputs, report(checks)) if graph.checked else tuple(outputs)
 
     return step

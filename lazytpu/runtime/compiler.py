@@ -1,39 +1,66 @@
-"""What goes on around XLA's compiler: the disk cache is asked first and told afterwards, and waiting is told of."""
+"""Lower a graph and compile it with XLA."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache as remembered
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 
 from lazytpu.config import config
+from lazytpu.errors import CompileError
 from lazytpu.ir.graph import Graph
-from lazytpu.lowering.registry import target_platform
-from lazytpu.observe import logs, metrics
-from lazytpu.runtime.disk_cache import prefetch, serialized, store
-from lazytpu.runtime.disk_cache.provenance import is_portable
+from lazytpu.lowering.lower import function_of, type_of
+from lazytpu.lowering.registry import lowering_for, target_platform
+from lazytpu.observe import logs, metrics, regions
+from lazytpu.runtime import client
+from lazytpu.runtime.executable import Executable, donated_bytes, failure, smallest_result
 from lazytpu.runtime.host.interrupts import uninterrupted
+from lazytpu.runtime.launch import split_donated
 
-_TOLD_AFTER_S = 2.0
-_MADE_BY = "made_by"  # in the header of a file
+_LOGGED_AFTER_S = 2.0
 _HALVES = (torch.bfloat16, torch.float16)
 
 # Reductions that XLA hands to YNNPACK on CPUs leave out the rounding of what they add up to half precision.
 _ROUNDING = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
-# XLA takes up to a tenth of the time that compiling took to serialize a program, and Python stands still meanwhile.  A
-# moment later the program runs, and whoever needs its results waits for them anyway.
-_HEAD_START_S = 0.02
-_writer = ThreadPoolExecutor(1, "lazytpu-store")
-_written: deque[Future[None]] = deque(maxlen=100)
+
+@regions.region("lower")
+def lower(graph: Graph) -> Any:
+    """Traces a graph through the rules to StableHLO (a ``jax.stages.Lowered``)."""
+    function = function_of(graph)
+    order = [i for part in split_donated(graph, range(len(graph.inputs))) for i in part]
+
+    def step(donated: list[Any], retained: list[Any], floats: Any, ints: Any, complexes: Any) -> Any:
+        inputs = dict(zip(order, [*donated, *retained], strict=True))
+        return function([inputs[i] for i in range(len(order))], floats, ints, complexes)
+
+    step.__name__ = f"lazytpu_{graph.key[:8]}"
+    donated, retained, scalars = argument_types(graph)
+    with (
+        uninterrupted(),
+        jax.enable_x64(True),
+        jax.default_matmul_precision(config.matmul_precision),
+        lowering_for(client.platform()),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # freed early is good enough
+        options = options_for(graph)
+        return jax.jit(step, donate_argnums=0, compiler_options=options).trace(donated, retained, *scalars).lower()
+
+
+def argument_types(graph: Graph) -> tuple[list[Any], list[Any], list[Any]]:
+    """Types of the inputs that are donated, of the others, and of the arrays of numbers (None where there are none)."""
+    kinds = zip(graph.counts, (np.float64, np.int64, np.complex128), strict=True)
+    donated, retained = split_donated(graph, [type_of(v.layout) for v in graph.inputs])
+    return donated, retained, [jax.ShapeDtypeStruct((n,), dtype) if n else None for n, dtype in kinds]
 
 
 def options_for(graph: Graph) -> dict[str, Any]:
@@ -54,96 +81,51 @@ def _rounding() -> dict[str, Any]:
     return _ROUNDING
 
 
-def disk_key(graph: Graph) -> str:
-    """What the disk cache knows a graph by; empty where it is off, graphs are dumped, or this one cannot be kept."""
-    if not config.disk_cache or config.dump:  # a dump wants the positions of ops, which one on disk does not have
-        return ""
-    key = serialized.key_of(graph, jax.devices()[0]) if is_portable(graph) else ""
-    if not key:
-        metrics.count("disk_skipped")
-    return key
+def settings() -> dict[str, Any]:
+    """The settings that are part of a program, by name."""
+    return {"matmul_precision": config.matmul_precision, "lowerings": config.lowerings}
 
 
-def from_disk(key: str, given: list[Any], kept: list[Any], packs: list[Any]) -> tuple[Any, float] | None:
-    """The executable of an earlier process and the seconds it took to load, or None.
+@regions.region("compile")
+def compile_graph(graph: Graph) -> Executable:
+    """Lower a graph and compile it with XLA.
 
-    Args:
-        key: from `disk_key`.
-        given, kept, packs: types of the arguments, as `lazytpu.runtime.disk_cache.serialized.load` takes them.
+    Raises:
+        LoweringError: a rule failed; names the op and the user's line.
+        CompileError: XLA refused the program.
     """
-    if not key:
-        return None
     start = time.perf_counter()
-    found = prefetch.take(key) or store.load(key)
-    if found is None:
-        return None
-    found[0].pop(_MADE_BY, None)
-    try:
-        with uninterrupted(), jax.enable_x64(True):
-            compiled = serialized.load(found[0], found[1], given, kept, packs)
-    except serialized.CannotLoad as error:
-        store.reject(key, str(error))
-        return None
-    seconds = time.perf_counter() - start
-    prefetch.used(key, compiled=False)
-    metrics.count("disk_hit")
-    metrics.add_time("load", seconds)
-    return compiled, seconds
+    with progress_logged(graph):
+        lowered = lower(graph)
+        middle = time.perf_counter()
+        try:
+            compiled = lowered.compile()
+        except Exception as error:
+            raise failure(CompileError, "could not compile", graph, error) from error
+    end = time.perf_counter()
+    metrics.count("compile")
+    metrics.add_time("lower", middle - start)
+    metrics.add_time("compile", end - middle)
+    return executable_of(graph, compiled, middle - start, end - middle)
 
 
-def to_disk(key: str, compiled: Any) -> None:
-    """Keeps an executable for later processes; a thread writes it, which the end of this process waits for."""
-    if not key:
-        return
-    prefetch.used(key, compiled=True)
-    try:
-        _written.append(_writer.submit(_write, key, compiled))
-    except RuntimeError:  # the interpreter is ending
-        _write(key, compiled)
-
-
-def settle() -> None:
-    """Waits until all that was compiled so far is on disk."""
-    while _written:
-        _written.popleft().result()
-
-
-def _write(key: str, compiled: Any) -> None:
-    time.sleep(_HEAD_START_S)
-    start = time.perf_counter()
-    with prefetch.busy:
-        found = serialized.dump(compiled)
-        if found is None:
-            metrics.count("disk_skipped")
-        else:
-            store.store(key, {**found[0], _MADE_BY: serialized.made_by(jax.devices()[0])}, found[1])
-    metrics.add_time("store", time.perf_counter() - start)
-
-
-def difference(key: str) -> str:
-    """What is another than when the same graph was kept on disk; empty where it never was.
-
-    Example:
-        ``jax was 0.9.0 and is 0.10.2``
-    """
-    if not key:
-        return ""
-    now = serialized.made_by(jax.devices()[0])
-    for header in store.akin(key, serialized.IDENTITY):
-        then = header.get(_MADE_BY)
-        if isinstance(then, dict):
-            return ", ".join(f"{n} was {then.get(n)} and is {v}" for n, v in now.items() if then.get(n) != v)
-    return ""
+def executable_of(
+    graph: Graph, compiled: Any, lower_s: float = 0.0, compile_s: float = 0.0, load_s: float = 0.0
+) -> Executable:
+    """Wrap what XLA compiled, or what was loaded from disk."""
+    return Executable(
+        graph, compiled, lower_s, compile_s, smallest_result(graph), donated_bytes(graph), settings(), load_s=load_s
+    )
 
 
 @contextmanager
-def told_of(graph: Graph) -> Iterator[None]:
-    """Tells in the log, after two seconds and then each time twice as long, that a graph is still being compiled."""
+def progress_logged(graph: Graph) -> Iterator[None]:
+    """Log that a graph is still being compiled, after two seconds and then each time after twice as long."""
     done = threading.Event()
     start = time.perf_counter()
 
-    def tell() -> None:
-        pause = _TOLD_AFTER_S
+    def log() -> None:
+        pause = _LOGGED_AFTER_S
         while not done.wait(pause):
             seconds = time.perf_counter() - start
             first = graph.nodes[0].site if graph.nodes else None
@@ -151,12 +133,12 @@ def told_of(graph: Graph) -> Iterator[None]:
             logs.note("compile", "compiling a graph of %d ops%s: %.0f s so far", len(graph.nodes), place, seconds)
             pause = seconds
 
-    teller = threading.Thread(target=tell, name="lazytpu-progress", daemon=True) if logs.is_on("compile") else None
-    if teller is not None:
-        teller.start()
+    logger = threading.Thread(target=log, name="lazytpu-progress", daemon=True) if logs.is_on("compile") else None
+    if logger is not None:
+        logger.start()
     try:
         yield
     finally:
         done.set()
-        if teller is not None:
-            teller.join()
+        if logger is not None:
+            logger.join()

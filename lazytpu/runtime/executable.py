@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lazytpu.diagnosis.events import Usage
+from lazytpu.errors import LazyTPUError
 from lazytpu.ir.graph import Graph
 
 
@@ -17,14 +18,14 @@ class Executable:
         graph: what was compiled.
         compiled: jax's executable; called with (inputs, floats, ints, complexes).
         lower_s, compile_s: seconds spent in our rules and jax's tracing, and in XLA.
-        smallest: position of the smallest result, for `step.wait` to hold on to.
+        smallest: position of the smallest result, for `lazytpu.wait` to hold on to.
         donated_bytes: size of the inputs whose memory the results take over.
-        settings: the settings it was compiled with, see `runtime.settings`.
+        settings: the settings it was compiled with, see `compiler.settings`.
         load_s: seconds it took to load it from disk, where it was not compiled in this process.
         usage: how it was used.
         difference: what is another than when the graph was kept on disk, where that is why it was compiled.
         call: starts it, as ``compiled`` does.
-        flat: starts it with all arrays one by one, which is less to unpack; None before `runtime.flat_call` made it.
+        flat: starts it with all arrays one by one, which is less to unpack; None before `launch.flat_call` made it.
     """
 
     graph: Graph
@@ -52,10 +53,23 @@ def smallest_result(graph: Graph) -> int:
     """The position of the smallest result."""
     if graph.checked:
         return len(graph.outputs)  # the report
-    sizes = [v.layout.nbytes for v in graph.outputs[: len(graph.outputs) - graph.packed]] or [0]
+    sizes = [v.layout.nbytes for v in graph.outputs[: len(graph.outputs) - graph.concatenated]] or [0]
     return sizes.index(min(sizes))
 
 
 def donated_bytes(graph: Graph) -> int:
     """Size of the inputs whose memory the results take over."""
     return sum(graph.inputs[i].layout.nbytes for i in graph.donated)
+
+
+def failure(kind: type[LazyTPUError], verb: str, graph: Graph, error: Exception) -> LazyTPUError:
+    """The error for a graph XLA refused, with the op whose result is largest: XLA does not say which one failed."""
+    sizes = {node: sum(v.layout.nbytes for v in node.values if v) for node in graph.nodes}
+    node = max(sizes, key=lambda n: sizes[n])
+    memory = "RESOURCE_EXHAUSTED" in str(error)
+    return kind(
+        f"XLA {verb} a graph of {len(graph.nodes)} ops: {error}",
+        at=node.site.describe() if node.site else "",
+        given=f"{node.op.name}, whose result {node.value.layout!r} is the largest, {sizes[node]:,} bytes",
+        do="use smaller batches, or free tensors before the step" if memory else "see lazytpu.stablehlo_text()",
+    )

@@ -10,7 +10,7 @@ from lazytpu.errors import DivisionByZeroError, LazyTPUError, OutOfBoundsError
 from lazytpu.ir.graph import graph_of
 from lazytpu.ir.tree import Node, Value, operands
 from lazytpu.lowering.bounds import DIVISOR, is_checked
-from lazytpu.runtime import client
+from lazytpu.runtime import transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def raise_if_any() -> None:
 
 
 def _bad_row(report: _Report) -> list[int] | None:
-    rows: list[list[int]] = client.to_host(report.buffer).tolist()
+    rows: list[list[int]] = transfers.to_host(report.buffer).tolist()
     return next((row for row in rows if row[0] >= 0), None)
 
 

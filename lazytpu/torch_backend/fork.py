@@ -2,7 +2,7 @@
 would never end.  Every op raises `ForkError` there at once.
 
 The hot path pays nothing: in the child, what each op looks at first (the trace's step and cursor, and jax
-in runtime/client.py) is replaced by an object that raises whatever is asked of it.
+in runtime/) is replaced by an object that raises whatever is asked of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from lazytpu.errors import ForkError
 from lazytpu.ir.tree import trace
-from lazytpu.runtime import client
+from lazytpu.runtime import client, compiler, launch, transfers
 from lazytpu.tracing import record
 
 _home_process = os.getpid()
@@ -41,7 +41,8 @@ def _forbid() -> None:
     record.lock._at_fork_reinit()  # type: ignore[attr-defined] # its owner may be a thread that is gone
     forbidden: Any = _Forbidden()
     trace.step = trace.cursor = trace.root = forbidden
-    vars(client)["jax"] = forbidden
+    for module in (client, compiler, launch, transfers):
+        vars(module)["jax"] = forbidden
 
 
 def register() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lazytpu.ir.layout import is_dense, root_layout
-from lazytpu.runtime import client
+from lazytpu.runtime import transfers
 from lazytpu.tensors.copying import deepcopy_tensor, reduce_tensor
 from lazytpu.tensors.printing import represent
 from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
@@ -135,7 +135,7 @@ def settle(state: Storage, tensor: torch.Tensor) -> None:
 def _fill(state: Storage, host: torch.UntypedStorage) -> None:
     layout = state.layout
     memory = torch.empty(0, dtype=layout.dtype, device="cpu").set_(host, 0, layout.size, layout.stride)
-    write_buffer(state, client.to_device(memory))
+    write_buffer(state, transfers.to_device(memory))
 
 
 # --- torch.load --------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from lazytpu.diagnosis.cause import Surroundings
 from lazytpu.ir.tree import Value, trace
 from lazytpu.location import source
 from lazytpu.location.site import is_user_file, place_here
-from lazytpu.runtime import client
+from lazytpu.runtime import compiler
 from lazytpu.tensors.storage import Storage, storage_of
 from lazytpu.tracing.record import cell_of, is_device_tensor
 
@@ -36,7 +36,7 @@ def surroundings() -> Surroundings:
     return Surroundings(
         _of_value,
         events.number_of,
-        client.settings(),
+        compiler.settings(),
         config.donate,
         events.compiled_before(),
         place_here(),

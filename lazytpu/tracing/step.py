@@ -22,7 +22,8 @@ from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Node, Value, trace
 from lazytpu.location import site
 from lazytpu.observe import metrics, regions, step_statistics
-from lazytpu.runtime import client, index_checks, placement
+from lazytpu.runtime import compiler, executables, index_checks, launch, placement, transfers
+from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.storage import Cell, Storage, new_storage, resolve
 from lazytpu.tracing import input_origins, record
@@ -41,9 +42,7 @@ class Plan:
 
     __slots__ = ("executable", "inputs", "spread")
 
-    def __init__(
-        self, executable: client.Executable, inputs: tuple[int, ...], spread: tuple[int, ...] | None = None
-    ) -> None:
+    def __init__(self, executable: Executable, inputs: tuple[int, ...], spread: tuple[int, ...] | None = None) -> None:
         self.executable, self.inputs, self.spread = executable, inputs, spread
 
 
@@ -177,14 +176,14 @@ def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
 
 def _run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
     inputs = [trace.inputs[i][1] for i in plan.inputs]
-    results = client.run(plan.executable, inputs, trace.floats, trace.ints, trace.complexes)
+    results = launch.run(plan.executable, inputs, trace.floats, trace.ints, trace.complexes)
     if step_statistics.measuring():
         step_statistics.recorded(trace.cursor, plan.executable.usage)
     found = outputs_of(plan.executable, results, trace.cursor, outputs)
     return dict(zip(outputs, found if plan.spread is None else [found[i] for i in plan.spread], strict=True))
 
 
-def outputs_of(executable: client.Executable, results: Any, path: Node, outputs: tuple[Value, ...]) -> Any:
+def outputs_of(executable: Executable, results: Any, path: Node, outputs: tuple[Value, ...]) -> Any:
     """The outputs among the results of what was just started; the rest is noted for `wait` and for the next read."""
     remember(results[executable.smallest])
     if not executable.graph.checked:
@@ -257,9 +256,9 @@ def _plan(outputs: tuple[Value, ...], donated: tuple[Value, ...], checks: bool =
     key = (outputs, donated, True) if checks else (outputs, donated)
     reference, inputs = node.executables.get(key, (None, ()))
     known = reference and reference()
-    fitting = known and client.fits(known, trace.floats, trace.ints)
-    if fitting and known.settings == client.settings():  # else `runtime` has forgotten it, or it is new
-        client.used(known)
+    fitting = known and executables.fits(known, trace.floats, trace.ints)
+    if fitting and known.settings == compiler.settings():  # else `runtime` has forgotten it, or it is new
+        executables.used(known)
         metrics.count("cache_hit")
         return Plan(known, inputs)
     graph = graph_of(node, outputs, donated, index_checks.checked_nodes(node) if checks else ())
@@ -269,14 +268,14 @@ def _plan(outputs: tuple[Value, ...], donated: tuple[Value, ...], checks: bool =
     return Plan(executable, inputs)
 
 
-def executable_of(graph: Graph, key: Any, unfit: client.Executable | None = None) -> client.Executable:
+def executable_of(graph: Graph, key: Any, unfit: Executable | None = None) -> Executable:
     """Finds or compiles a graph of the path that ends at the cursor, and notes the cause.
 
     Args:
         unfit: one that the step's numbers do not fit (`runtime.fits`); then the executable is for any numbers, else
             for numbers like these.
     """
-    executable, compiled = client.executable_for(graph, None if unfit else (trace.floats, trace.ints))
+    executable, compiled = executables.executable_for(graph, None if unfit else (trace.floats, trace.ints))
     if compiled:
         around = input_origins.surroundings()
         cause = cause_of(trace, key, around) if unfit is None else unlike_numbers(unfit.graph, trace.floats, trace.ints)
@@ -329,10 +328,10 @@ def contents_of(cell: Cell, reason: str) -> torch.Tensor:
     """
     step, waited_s = trace.step, _WAIT.total
     try:
-        host = client.to_host(buffer_of(cell, reason))
+        host = transfers.to_host(buffer_of(cell, reason))
     except DonatedBufferError:
         with record.lock:
-            host = client.to_host(buffer_of(cell, reason))
+            host = transfers.to_host(buffer_of(cell, reason))
     events.waited(reason, str(site.line_of_read()), _WAIT.total - waited_s, after_cut=trace.step != step)
     index_checks.raise_if_any()
     return host
@@ -379,7 +378,7 @@ def wait() -> None:
     step, waited_s = trace.step, _WAIT.total
     cut("wait")
     if _last_result is not None:
-        client.wait([_last_result])
+        transfers.wait([_last_result])
     events.waited("wait", str(site.line_of_read()), _WAIT.total - waited_s, after_cut=trace.step != step)
     index_checks.raise_if_any()
 
@@ -388,7 +387,7 @@ def forget() -> None:
     """Runs what is pending and drops every path and executable (for tests)."""
     cut("forget")
     trace.forget_paths()
-    client.forget_executables()
+    executables.forget_executables()
 
 
 def _cut_oversized() -> None:

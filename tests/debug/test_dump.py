@@ -18,7 +18,7 @@ from lazytpu.debug.folder import Dump, NotADump, open_dump
 from lazytpu.diagnosis import events
 from lazytpu.frontends.dynamo.dump import in_order
 from lazytpu.observe import step_statistics
-from lazytpu.runtime import client
+from lazytpu.runtime import launch
 from lazytpu.runtime.disk_cache import serialized
 from lazytpu.tensors.storage import storage_of
 from lazytpu.tracing import step
@@ -356,7 +356,7 @@ def test_object_files_of_an_executable_stand_in_one_order(device):
     assert in_order(other) == in_order(data)
     assert len(in_order(data)) == len(data)
     types = [jax.ShapeDtypeStruct((8, 8), "float32")]
-    given, kept = client.split_donated(executable.graph, types)
+    given, kept = launch.split_donated(executable.graph, types)
     loaded = serialized.load(facts, in_order(other), given, kept, (None, None, None))
     (found,) = loaded([], [storage_of(cell_of(x)).buffer], None, None, None)
     torch.testing.assert_close(torch.from_numpy(numpy.array(found)), expected)

@@ -24,8 +24,8 @@ from lazytpu.diagnosis import cause, events
 from lazytpu.dispatch import cpu_fallback
 from lazytpu.errors import CompileBudgetError
 from lazytpu.location import conversion, source
-from lazytpu.runtime import client, compiler
-from lazytpu.runtime.disk_cache import serialized
+from lazytpu.runtime import client, executables, transfers
+from lazytpu.runtime.disk_cache import lookup, serialized
 from lazytpu.tracing import step
 
 HERE = Path(__file__)
@@ -809,7 +809,7 @@ def test_another_version_on_disk(device: torch.device, monkeypatch: pytest.Monke
     def again() -> None:
         y = x.sinh()  # [sinh]
         lazytpu.mark_step()
-        compiler.settle()
+        lookup.settle()
         del y
         step.forget()
 
@@ -912,7 +912,7 @@ def test_forgotten(device: torch.device) -> None:
     for _ in range(2):
         y = x.sinh()
         lazytpu.mark_step()  # [again]
-        client.forget_executables()
+        executables.forget_executables()
     assert (
         last()
         == """\
@@ -1026,7 +1026,7 @@ def test_cut_of_a_graph_that_grew_too_large(device: torch.device, monkeypatch: p
 
 def test_time_waited_is_that_of_the_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr(client.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(transfers.time, "perf_counter", lambda: float(next(clock)))
     torch.ones(3).to(device).sinh().sum().item()
     monkeypatch.undo()
     ((_, tally),) = events.cuts.items()

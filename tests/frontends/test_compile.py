@@ -337,7 +337,7 @@ def test_small_gradients_come_as_one_array_where_they_are_many(many: int, monkey
             same(grads[1], grads[0])
     twins.check()
     assert replays() >= 6
-    assert events.compilations[-1].reference().graph.packed == (3 if many == 2 else 0)
+    assert events.compilations[-1].reference().graph.concatenated == (3 if many == 2 else 0)
 
 
 def test_gradients_that_are_taken_away_between_the_steps() -> None:

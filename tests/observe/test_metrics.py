@@ -23,7 +23,7 @@ from lazytpu.ir.tree import trace
 from lazytpu.observe import metrics_tables, step_statistics
 from lazytpu.observe.metrics_tables import Step
 from lazytpu.observe.series import MAX_SAMPLES, Series
-from lazytpu.runtime import client
+from lazytpu.runtime import transfers
 from lazytpu.tracing import step
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +97,7 @@ class SlowBuffer:
 
 @pytest.mark.parametrize(
     ("part", "owner", "name"),
-    [("cutting_s", step, "live_storages"), ("transferring_s", client.jax, "device_put"), ("python_s", None, "")],
+    [("cutting_s", step, "live_storages"), ("transferring_s", transfers.jax, "device_put"), ("python_s", None, "")],
 )
 def test_time_goes_where_it_was_spent(
     part: str, owner: Any, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +130,7 @@ def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_waiting_is_told_apart() -> None:
     lazytpu.mark_step()
-    client.ready([SlowBuffer()])
+    transfers.ready([SlowBuffer()])
     lazytpu.mark_step()
     last = lazytpu.metrics.steps()[-1]
     assert last["waiting_s"] >= PAUSE_S > last["python_s"]

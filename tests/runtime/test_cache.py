@@ -27,8 +27,8 @@ from lazytpu.config import config
 from lazytpu.diagnosis import events
 from lazytpu.lowering import registry
 from lazytpu.observe import metrics
-from lazytpu.runtime import client, compiler
-from lazytpu.runtime.disk_cache import provenance, serialized, store
+from lazytpu.runtime import compiler
+from lazytpu.runtime.disk_cache import lookup, provenance, serialized, store
 from lazytpu.tracing import step
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def train(steps: int = 3) -> list[float]:
         optimizer.step()
         lazytpu.mark_step()
         losses.append(loss.item())
-    compiler.settle()
+    lookup.settle()
     return losses
 
 
@@ -128,7 +128,7 @@ def test_results_have_their_dtypes(folder: Path, dtype: torch.dtype) -> None:
         x = torch.ones(2, 3, dtype=dtype).to(lazytpu.device())
         results = [x.reshape(3, 2), torch.empty(0, 2, dtype=dtype, device=lazytpu.device()), (x == x).any()]
         lazytpu.mark_step()
-        compiler.settle()
+        lookup.settle()
         return [r.cpu() for r in results]
 
     first = run()
@@ -531,8 +531,9 @@ def test_a_changed_rule_is_another_program(tmp_path: Path, monkeypatch: pytest.M
     package = tmp_path / "lazytpu"
     (package / "lowering" / "rules").mkdir(parents=True)
     (package / "ir").mkdir()
-    (package / "executing").mkdir()
-    for name in ("lowering/rules/a.py", "lowering/b.py", "ir/c.py", "runtime/client.py", "dtypes.py"):
+    (package / "runtime").mkdir()
+    (package / "passes").mkdir()
+    for name in ("lowering/rules/a.py", "lowering/b.py", "ir/c.py", "runtime/client.py", "passes/d.py", "dtypes.py"):
         (package / name).write_text("x = 1\n")
     monkeypatch.setattr(provenance.resources, "files", lambda name: package)
     digest = provenance.sources_digest.__wrapped__
@@ -649,14 +650,14 @@ def test_a_long_compile_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: torch.device
 ) -> None:
     monkeypatch.setattr(config, "log", "info")
-    monkeypatch.setattr(compiler, "_TOLD_AFTER_S", 0.05)
-    real = client.lower
+    monkeypatch.setattr(compiler, "_LOGGED_AFTER_S", 0.05)
+    real = compiler.lower
 
     def slow(graph: object) -> object:
         time.sleep(0.4)
         return real(graph)
 
-    monkeypatch.setattr(client, "lower", slow)
+    monkeypatch.setattr(compiler, "lower", slow)
     x = torch.ones(5).to(device) * 3
     lazytpu.mark_step()
     told = [r.getMessage() for r in caplog.records if "so far" in r.getMessage()]

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import os, sys, time, torch, lazytpu
-from lazytpu.runtime import prefetch
+from lazytpu.runtime.disk_cache import prefetch
 
 sizes = [int(a) for a in sys.argv[1:]]
 x = torch.ones(4, 4).to(lazytpu.device())

@@ -21,7 +21,7 @@ from lazytpu.diagnosis import events
 from lazytpu.errors import CompileBudgetError, CompileError, LoweringError, UnsupportedOpError
 from lazytpu.ir.tree import trace
 from lazytpu.lowering import registry
-from lazytpu.runtime import client
+from lazytpu.runtime import compiler, executables
 from lazytpu.runtime.host import interrupts, mappings
 from lazytpu.tracing import record
 
@@ -240,16 +240,16 @@ def test_a_compile_error_leaves_every_tensor_usable(device: torch.device, monkey
     x = torch.ones(3, device=device)
     lazytpu.mark_step()
     x.mul_(7)
-    real = client.lower
+    real = compiler.lower
 
     class Broken:
         def compile(self) -> None:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    monkeypatch.setattr(client, "lower", lambda graph: Broken())
+    monkeypatch.setattr(compiler, "lower", lambda graph: Broken())
     with pytest.raises(CompileError, match=r"test_step\.py:\d+[\s\S]*aten\.mul"):
         lazytpu.mark_step()
-    monkeypatch.setattr(client, "lower", real)
+    monkeypatch.setattr(compiler, "lower", real)
     assert x.tolist() == [7.0] * 3
 
 
@@ -397,7 +397,7 @@ def test_compile_budget(device: torch.device, monkeypatch: pytest.MonkeyPatch) -
 def test_executables_are_forgotten_before_memory_mappings_run_out(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.forget_executables()
+    executables.forget_executables()
     gc.collect()
     in_use = mappings.in_use()
     monkeypatch.setattr(mappings, "limit", lambda: 2 * (in_use + 400))

@@ -20,7 +20,7 @@ from lazytpu.frontends.fx.site import site_of
 from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
 from lazytpu.ir.tree import trace
 from lazytpu.observe import metrics
-from lazytpu.runtime import client
+from lazytpu.runtime import launch, transfers
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve, storage_of, write_buffer
 from lazytpu.tensors.tensor import make
@@ -119,9 +119,9 @@ class CompiledGraph:
                 buffers += program.captured
             if program.plain:  # an interrupt in the middle of it loses nothing that anybody has
                 if call.same:
-                    outputs = client.start_ready(executable, [], buffers, call.packs)
+                    outputs = launch.start_ready(executable, [], buffers, call.packs)
                 else:
-                    outputs = client.start_ready(executable, call.given(buffers), call.kept(buffers), call.packs)
+                    outputs = launch.start_ready(executable, call.given(buffers), call.kept(buffers), call.packs)
                 if executable.graph.checked:
                     outputs = step.outputs_of(executable, outputs, program.last, program.outputs)
                 else:
@@ -129,9 +129,9 @@ class CompiledGraph:
                     if not self.saved and executable.call is not executable.compiled:
                         self.shortcut = program.shortcut(call)
             else:
-                packs = client.packed(executable.graph, (), _keys(program.draws), ())
+                packs = launch.scalar_arrays(executable.graph, (), _keys(program.draws), ())
                 with uninterrupted():
-                    results = client.start(executable, call.given(buffers), call.kept(buffers), packs)
+                    results = launch.start(executable, call.given(buffers), call.kept(buffers), packs)
                     outputs = step.outputs_of(executable, results, program.last, program.outputs)
                     for position, output in program.written.items():
                         _write(args[position], cells[position], outputs[output])
@@ -196,13 +196,13 @@ def _cell(x: Any) -> Any:
         return None
     size, stride = tuple(x.shape), x.stride()
     layout = root_layout(size, stride if is_dense(size, stride) else contiguous_stride(size), x.dtype)
-    return new_storage(layout, client.to_device(x))
+    return new_storage(layout, transfers.to_device(x))
 
 
 def _write(tensor: torch.Tensor, cell: Any, buffer: Any) -> None:
     """Makes a buffer the contents of an argument."""
     if not is_device_tensor(tensor):
-        tensor.copy_(client.to_host(buffer))
+        tensor.copy_(transfers.to_host(buffer))
     elif type(cell) is Storage:
         write_buffer(cell, buffer)
     else:
@@ -248,7 +248,7 @@ def _made(result: Result, outputs: Sequence[Any], args: list[Any]) -> Any:
     layout: Any = result.layout
     buffer = outputs[result.position]
     if result.host:
-        contents = client.to_host(buffer)
+        contents = transfers.to_host(buffer)
         return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype).copy_(contents)
     storage = Storage()
     storage.layout, storage.buffer = layout, buffer

@@ -15,7 +15,7 @@ from lazytpu.debug import protobuf
 from lazytpu.debug.dump import add_to_manifest
 from lazytpu.diagnosis.events import Compilation
 from lazytpu.dtypes import short_name
-from lazytpu.runtime import client
+from lazytpu.runtime import transfers
 
 FILES = {
     "fx.txt": "the graph as AOTAutograd gave it",
@@ -103,7 +103,7 @@ def _sorted_objects(program: bytes) -> bytes:
 
 def _array(buffer: Any) -> np.ndarray[Any, Any]:
     """The contents as numpy knows them; bfloat16 and the 8-bit floats, which it does not, as float32."""
-    host = client.to_host(buffer)
+    host = transfers.to_host(buffer)
     if short_name(host.dtype).startswith(("bf16", "f8")):
         host = host.float()
     return host.numpy().copy()

@@ -13,13 +13,13 @@ from lazytpu.frontends.dynamo.compiled import CompiledGraph
 from lazytpu.frontends.dynamo.program import results_of
 from lazytpu.ir.tree import trace
 from lazytpu.observe.metrics import count_hit
-from lazytpu.runtime import client
+from lazytpu.runtime import executables, launch
 from lazytpu.tracing import record, step
 
 
 def quick(graph: CompiledGraph) -> Callable[..., list[Any]]:
     """A graph as a function of arguments one by one, that looks no further where the latest call can be repeated."""
-    lock, executables = record.lock, client.executables
+    lock, kept = record.lock, executables.executables
 
     def call(*args: Any) -> list[Any]:
         try:
@@ -40,14 +40,14 @@ def quick(graph: CompiledGraph) -> Callable[..., list[Any]]:
         with lock:
             pending = trace.inputs or trace.pending  # else nothing belongs to this step
             if executable is not None and not (pending and trace.step in [c.step for c in cells]):
-                if executables.newest is not executable:
-                    client.used(executable)
+                if kept.newest is not executable:
+                    executables.used(executable)
                 try:
                     outputs = executable.flat(*[c.buffer for c in cells], *known.packs)
                 except TypeError:  # jax takes no None, which stands for contents elsewhere
                     pass
                 except Exception as error:
-                    raise client.explained(executable, error) from error
+                    raise launch.explained(executable, error) from error
         if outputs is None:
             return graph([*args])
         known.usage.runs += 1

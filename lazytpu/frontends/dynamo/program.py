@@ -20,7 +20,8 @@ from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Value
 from lazytpu.location.site import Site, here, line_of_call
 from lazytpu.observe import metrics
-from lazytpu.runtime import client, index_checks, placement
+from lazytpu.runtime import compiler, executables, index_checks, launch, placement, transfers
+from lazytpu.runtime.executable import Executable
 from lazytpu.tensors.storage import Storage
 from lazytpu.tensors.tensor import LazyTensor
 
@@ -73,7 +74,7 @@ class Call:
         packs: the numbers from Python as buffers, for a graph that draws no random numbers: it has no others.
     """
 
-    executable: weakref.ref[client.Executable]
+    executable: weakref.ref[Executable]
     given: Pick
     kept: Pick
     same: bool
@@ -97,7 +98,7 @@ class Shortcut:
     layouts: list[Layout | None]
     precision: str
     lowerings: str
-    executable: weakref.ref[client.Executable]
+    executable: weakref.ref[Executable]
     packs: list[Any]
     smallest: int
     fresh: list[Fresh]
@@ -123,11 +124,11 @@ def results_of(
     return made
 
 
-def _call_of(executable: client.Executable, graph: Graph, arguments: int) -> Call:
+def _call_of(executable: Executable, graph: Graph, arguments: int) -> Call:
     """How to call an executable for a graph equal to its own, whose inputs may stand at other positions."""
-    given, kept = client.split_donated(graph, [v.index for v in graph.inputs])
+    given, kept = launch.split_donated(graph, [v.index for v in graph.inputs])
     same = not given and kept == list(range(arguments))
-    packs = client.resident(client.packed(graph, (), [0] * graph.counts[1], ()))
+    packs = launch.resident(launch.scalar_arrays(graph, (), [0] * graph.counts[1], ()))
     return Call(weakref.ref(executable), _pick(given), _pick(kept), same, packs)
 
 
@@ -185,11 +186,11 @@ class Program:
 
     def call(self, donated: tuple[int, ...]) -> Call:
         """What to run where the buffers of the ``donated`` arguments may be taken over."""
-        key = (donated, config.check_bounds, *client.settings().values())
+        key = (donated, config.check_bounds, *compiler.settings().values())
         known = self.calls.get(key)
         executable = None if known is None else known.executable()
         if known is not None and executable is not None:
-            client.used(executable)
+            executables.used(executable)
             metrics.count("cache_hit")
             return known
         values = dict.fromkeys(v for v in self._inputs() if v.index in donated)  # no set, whose order is of addresses
@@ -198,7 +199,7 @@ class Program:
         cause = self._cause(key)
         if not self.calls:
             placement.note_ops(graph.nodes)
-        executable, compiled = client.executable_for(graph)
+        executable, compiled = executables.executable_for(graph)
         self.calls[key] = call = _call_of(executable, graph, len(self.layouts) + len(self.captured))
         if compiled:
             events.compiled(graph, cause, executable)
@@ -214,7 +215,7 @@ class Program:
         if executable is None or not simple:
             return None
         packs = [p for p in call.packs if p is not None]
-        if client.flat_call(executable, len(self.layouts) + len(packs)) is None:
+        if launch.flat_call(executable, len(self.layouts) + len(packs)) is None:
             return None
         return Shortcut(
             self.layouts,
@@ -253,7 +254,7 @@ class Program:
         known = 0 if executable is None else events.number_of(executable)
         if key in self.calls:
             return Cause("forgotten", f"torch.compile: {self.name} was compiled before and forgotten since", site)
-        names = ("check_bounds", *client.settings())
+        names = ("check_bounds", *compiler.settings())
         changed = [
             f"lazytpu.config.{n} was {was!r} and is {now!r}"
             for n, was, now in zip(names, old[1:], key[1:], strict=True)
@@ -311,7 +312,7 @@ def program_of(module: torch.fx.GraphModule, name: str, layouts: list[Layout | N
         {argument: positions[v] for argument, v in done.written.items() if v in positions},
         all(lay is None or lay.parent is None for lay in layouts),
         done.last.counts[1] // 2,
-        [client.to_device(t.detach().cpu()) for t in done.captured],
+        [transfers.to_device(t.detach().cpu()) for t in done.captured],
         compiled_before,
     )
 

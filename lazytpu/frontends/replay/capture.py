@@ -97,7 +97,7 @@ class Capture:
         if len(packed) < _MANY:
             return graph, spread
         order = [i for i in range(len(graph.outputs)) if i not in {*packed}] + packed
-        graph = replace(graph, outputs=tuple([graph.outputs[i] for i in order]), packed=len(packed))
+        graph = replace(graph, outputs=tuple([graph.outputs[i] for i in order]), concatenated=len(packed))
         return graph, tuple([order.index(i) for i in spread])
 
     def _sort(self, call: Call, live: list[Storage], slots: dict[Value, int], arguments: dict[int, int]) -> None:

@@ -22,7 +22,8 @@ from lazytpu import random
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, trace
 from lazytpu.observe import metrics
-from lazytpu.runtime import client
+from lazytpu.runtime import launch
+from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import make, make_view
@@ -97,7 +98,7 @@ class Call:
 
     path: Node
     key: Any
-    executable: client.Executable
+    executable: Executable
     sources: list[int | Storage]
     equals: list[list[Storage]]
     written: list[list[Storage]]
@@ -147,7 +148,7 @@ class Program:
             leaf_slots[s] if isinstance(s, int) else self.slots[s] if s in self.slots else self.kept_slots + volatile[s]
             for s in call.sources
         ]
-        given, kept = client.split_donated(graph, slots)
+        given, kept = launch.split_donated(graph, slots)
         self._given, self._kept = _getter(given), _getter(kept)
         read = [[s, *equals] for s, equals in zip(call.sources, call.equals, strict=True) if isinstance(s, Storage)]
         self._read = [(s, self.slots[s]) for group in read for s in group if s in self.slots]
@@ -156,9 +157,9 @@ class Program:
         self._donated = set(given)
         self._fleeting = sorted(set(range(self.outputs)) - set(owners))
         self._leaf_writes = [(output, leaf) for output, leaves in enumerate(call.leaves) for leaf in leaves]
-        packs = client.packed(graph, *call.numbers)
-        self._packs = packs if call.keys else client.resident(packs)
-        self._start = client.start if call.keys else client.start_ready
+        packs = launch.scalar_arrays(graph, *call.numbers)
+        self._packs = packs if call.keys else launch.resident(packs)
+        self._start = launch.start if call.keys else launch.start_ready
         self._parameters = [g.parameter for g in call.gradients]
         self._grads = [g.tensor for g in call.gradients]
         self._grad_storages: list[Storage] = []
@@ -209,9 +210,9 @@ class Program:
             with uninterrupted():
                 results = self._start(call.executable, self._given(every), self._kept(every), packs)
                 outputs = step.outputs_of(call.executable, results, call.path, call.key[0])
-                if graph.packed:
+                if graph.concatenated:
                     *outputs, self.flat = outputs
-                    outputs += [None] * graph.packed
+                    outputs += [None] * graph.concatenated
                 self.held = [*outputs, *held[self.outputs :]]
                 for slot in self._fleeting:
                     self.held[slot] = None
@@ -234,7 +235,7 @@ class Program:
                 return
             self.parked = False
             if self.flat is not None:
-                packed = client.unpacked(self.call.executable.graph, self.flat)
+                packed = launch.split_concatenated(self.call.executable.graph, self.flat)
                 self.held[self.outputs - len(packed) : self.outputs] = packed
             grads = [(s, g.slot) for s, g in zip(self._grad_storages, self.call.gradients, strict=True)]
             for storage, slot in (*self.slots.items(), *grads):

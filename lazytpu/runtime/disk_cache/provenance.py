@@ -22,11 +22,11 @@ from lazytpu.lowering.decompose import decomposition_of
 from lazytpu.lowering.registry import lowered_ops, rule_of
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
-_RULES = "lazytpu.lowering."
+_RULES = ("lazytpu.lowering.", "lazytpu.frontends.jax.")
 _NAMESPACES = ("aten", "higher_order")
 
 # What turns a graph into a program, besides the rules: relative to the package.
-_SOURCES = ("lowering", "ir", "executing", "dtypes.py")
+_SOURCES = ("lowering", "passes", "ir", "runtime", "dtypes.py")
 
 
 def is_portable(graph: Graph) -> bool:

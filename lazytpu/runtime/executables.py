@@ -1,0 +1,82 @@
+"""The executables in memory: find the one of a graph, load or compile it, keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from lazytpu.config import config
+from lazytpu.ir.graph import Graph
+from lazytpu.passes.uniform_scalars import are_uniform, with_uniform
+from lazytpu.runtime import client, compiler
+from lazytpu.runtime.disk_cache import lookup
+from lazytpu.runtime.executable import Executable
+from lazytpu.runtime.host import malloc, mappings
+from lazytpu.runtime.least_recent import LeastRecent
+
+executables = LeastRecent(config.max_executables)  # by `_name`
+
+
+def executable_for(
+    graph: Graph, scalars: tuple[Sequence[float], Sequence[int]] | None = None
+) -> tuple[Executable, bool]:
+    """Return the executable of a graph, and whether it was compiled, or loaded from disk, just now.
+
+    Args:
+        scalars: the step's floats and ints, for an executable that is only for steps like this one (see `fits`);
+            without them it is for any.
+
+    Raises:
+        LoweringError: a rule failed; names the op and the user's line.
+        CompileError: XLA refused the program.
+    """
+    if scalars is not None:
+        graph = with_uniform(graph, *scalars)
+    known = executables.find(_name(graph))
+    if known is not None:
+        return known, False
+    graph.verify()
+    made = _load_or_compile(graph)
+    _keep(made)
+    return made, True
+
+
+def _load_or_compile(graph: Graph) -> Executable:
+    """Load the executable from the disk cache, or compile the graph and write it back."""
+    key = lookup.key_of(graph)
+    found = lookup.load(key, *compiler.argument_types(graph))
+    if found is not None:
+        return compiler.executable_of(graph, found[0], load_s=found[1])
+    made = compiler.compile_graph(graph)
+    made.difference = lookup.difference(key)
+    lookup.keep(key, made.compiled)
+    return made
+
+
+def _keep(made: Executable) -> None:
+    """Keep an executable in memory, within the limits of their number and of the system's memory mappings."""
+    executables.limit = config.max_executables
+    executables.keep(_name(made.graph), made)
+    mappings.make_room(executables)
+    if client.platform() == "cpu":
+        malloc.keep()
+
+
+def used(executable: Executable) -> None:
+    """Notes that an executable was found without `executable_for`, so that it is not forgotten as unused."""
+    if executables.newest is not executable:
+        executables.find(_name(executable.graph))
+
+
+def _name(graph: Graph) -> Hashable:
+    return graph.key, graph.uniform, *compiler.settings().values()
+
+
+def fits(executable: Executable, floats: Sequence[float], ints: Sequence[int]) -> bool:
+    """Whether an executable is for steps with these numbers; some need the numbers of a list to be equal."""
+    uniform = executable.graph.uniform
+    return not uniform or are_uniform(floats, ints, uniform)
+
+
+def forget_executables() -> None:
+    """Drops every compiled graph (for tests)."""
+    executables.clear()

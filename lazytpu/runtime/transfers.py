@@ -1,0 +1,106 @@
+"""Copies between the host and the device, and waiting for buffers.
+
+A buffer is a ``jax.Array``.  Nothing here changes jax's global configuration: 64-bit types are switched on around our
+own calls and conversions only.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from lazytpu.dtypes import to_numpy, to_torch
+from lazytpu.errors import DonatedBufferError
+from lazytpu.observe import metrics, regions, step_statistics
+from lazytpu.runtime import client
+from lazytpu.runtime.disk_cache import prefetch
+from lazytpu.runtime.host.interrupts import uninterrupted
+
+
+@regions.region("transfer_in")
+def to_device(tensor: torch.Tensor) -> Any:
+    """A buffer with the contents of a CPU tensor.
+
+    The contents are copied first: ``jax.device_put`` may alias a numpy buffer on the CPU, and the user is
+    free to overwrite the tensor afterwards.
+    """
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.dtype is torch.complex32:
+        tensor = tensor.to(torch.complex64)
+    wanted = to_numpy(tensor.dtype)
+    start = time.perf_counter()
+    host = np.array(_numpy_view(tensor.contiguous()), copy=True).view(wanted).reshape(tuple(tensor.shape))
+    where = client.device()
+    prefetch.start(where)
+    with uninterrupted(), jax.enable_x64(True):
+        buffer = jax.device_put(host, where)
+    seconds = time.perf_counter() - start
+    if step_statistics.in_background():
+        metrics.add_time("background", seconds)
+    metrics.add_transfer("transfer_in", seconds, host.nbytes)
+    return buffer
+
+
+@regions.region("transfer_out")
+def to_host(buffer: Any) -> torch.Tensor:
+    """The contents of a buffer as a CPU tensor, which shares memory with it where the device is the CPU.
+
+    Waits for the computation.  The caller copies before it lets anyone else have the tensor.  What torch calls
+    complex32 comes as complex64.
+    """
+    try:
+        ready([buffer])
+        start = time.perf_counter()
+        host = np.asarray(buffer)
+    except RuntimeError as error:
+        if "deleted" in str(error):
+            raise DonatedBufferError(
+                "the buffer of a tensor was donated and is gone",
+                do="donate no array that `to_jax` gave or `from_jax` took; if your jax code does not, it is our bug",
+            ) from error
+        raise
+    metrics.add_transfer("transfer_out", time.perf_counter() - start, host.nbytes)
+    dtype = to_torch(host.dtype)
+    if host.size == 0:
+        return torch.empty(host.shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the memory is read-only, and nobody writes to it
+        raw = torch.from_numpy(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
+    return raw.view(dtype).reshape(host.shape)
+
+
+def _numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The bytes of a contiguous CPU tensor, whatever its dtype."""
+    if not tensor.numel():
+        return np.empty(0, np.uint8)
+    flat = tensor.as_strided((tensor.numel(),), (1,))  # `view` could keep another stride where there is one element
+    return np.from_dlpack(flat.view(torch.uint8))  # `numpy()` would forbid the user to resize the tensor
+
+
+def wait(buffers: Sequence[Any]) -> None:
+    """Waits until the buffers are computed."""
+    ready([b for b in buffers if not b.is_deleted()])
+
+
+@regions.region("wait")
+def ready(buffers: Sequence[Any]) -> None:
+    """Waits until buffers that are not donated are computed, and adds the time to the timer ``wait``."""
+    start = time.perf_counter()
+    for buffer in buffers:
+        buffer.block_until_ready()
+    metrics.add_time("wait", time.perf_counter() - start)
+
+
+def finished(buffers: Sequence[Any]) -> bool:
+    """Waits for buffers; whether all could be computed (if not, whoever reads one gets the error)."""
+    try:
+        ready(buffers)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
