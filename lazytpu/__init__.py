@@ -34,11 +34,8 @@ versions.check()  # before anything private of torch or jax is touched
 from lazytpu import debug, export, lowering
 from lazytpu.config import config
 from lazytpu.debug import profiler
-from lazytpu.debug.dump import dump as _dump
 from lazytpu.debug.explain import explain
 from lazytpu.debug.inspect import hlo_text, ir_dot, ir_text, stablehlo_text
-from lazytpu.diagnosis import events
-from lazytpu.dispatch.pace import register as _register_pace
 from lazytpu.dispatch.registration import register
 from lazytpu.export.package import load_package as load
 from lazytpu.frontends import control_flow as _control_flow
@@ -64,12 +61,10 @@ from lazytpu.tracing.step import mark_step, wait
 malloc.share_heap()
 register()
 _control_flow.register()
-_register_pace()
 _arrays.register()
 _call.register()
 _hooks.register(_backend)
 default_dtype.register()
-events.listeners.append(_dump)
 sync = mark_step
 
 __version__ = "0.1.0"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from lazytpu.observers import notify
 
 
 def _setting(default: Any, doc: str, choices: tuple[Any, ...] = (), several: bool = False) -> Any:
@@ -67,18 +68,12 @@ class Config:
         given = [part.strip() for part in str(value).split(",")] if spec.metadata["several"] else [value]
         if choices and not set(given) <= set(choices):
             raise ValueError(f"lazytpu.config.{name} is one of {', '.join(map(repr, choices))}, not {value!r}")
-        if name in _changing and self is config and value != getattr(self, name):
-            _changing[name](value)
+        if self is globals().get("config") and value != getattr(self, name):
+            notify("setting_changing", name, value)
         object.__setattr__(self, name, value)
 
 
 _FIELDS = {f.name: f for f in fields(Config)}
-_changing: dict[str, Callable[[Any], None]] = {}
-
-
-def before_change(name: str, call: Callable[[Any], None]) -> None:
-    """Makes ``call`` get each new value of a field before it is set; where it raises, the field stays as it is."""
-    _changing[name] = call
 
 
 def _from_environment() -> Config:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / "lazytpu"
 
 # The folders, lowest first.
 LAYERS = [
-    "foundation",  # the modules beside the folders: config, dtypes, errors, random, versions
+    "foundation",  # the modules beside the folders: config, dtypes, errors, observers, random, versions
     "observe",
     "ir",
     "location",

@@ -28,6 +28,7 @@ from lazytpu.diagnosis import events
 from lazytpu.diagnosis.events import Compilation
 from lazytpu.ir.printer import graph_dot, graph_text
 from lazytpu.observe import logs, metrics
+from lazytpu.observers import Observer, add
 from lazytpu.runtime import client, compiler
 
 FORMAT = 1
@@ -287,3 +288,13 @@ def _value(value: Any) -> str:
 
 
 __all__ = ["FILES", "add_to_manifest", "cause_text", "dump"]
+
+
+class _Dumper(Observer):
+    """Writes each graph that is compiled."""
+
+    def graph_compiled(self, compilation: Compilation) -> None:
+        dump(compilation)
+
+
+add(_Dumper())

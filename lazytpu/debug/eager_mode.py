@@ -6,11 +6,10 @@ that every op takes the slow path that a new op takes, and that path looks here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from lazytpu.config import before_change, config
-from lazytpu.ir.tree import Node, trace
-from lazytpu.tracing import record, step
+from lazytpu.config import config
+from lazytpu.ir.tree import trace
+from lazytpu.observers import Observer, add, remove
+from lazytpu.tracing import cutting, record, step
 
 _reasons = 0
 
@@ -19,40 +18,48 @@ def forget_as_you_go(on: bool) -> None:
     """Makes every op a new one, or no longer; calls nest.  Runs what is pending."""
     global _reasons
     with record.lock:
-        step.cut("debug")
+        cutting.cut("debug")
         _reasons += 1 if on else -1
         trace.remember(not _reasons)
 
 
-def watch(tell: Callable[[Node], None], done: Callable[[], None]) -> None:
-    """Makes ``tell`` get each op, just before it is recorded, and calls ``done`` when it is.
+def watch(observer: Observer) -> None:
+    """Notify an observer of each op, just before it is recorded (``op_new``) and when it is (``op_recorded``).
 
-    Where a tensor is read meanwhile the graph is cut, and the op is recorded, and told of, again.
+    Where a tensor is read meanwhile the graph is cut, and the op is recorded and notified again.
     """
     forget_as_you_go(True)
-    record.watchers.append(tell)
-    record.after_write.append(done)
+    add(observer)
 
 
-def unwatch(tell: Callable[[Node], None], done: Callable[[], None]) -> None:
-    """Ends `watch`."""
-    record.watchers.remove(tell)
-    record.after_write.remove(done)
+def unwatch(observer: Observer) -> None:
+    """End `watch`."""
+    remove(observer)
     forget_as_you_go(False)
 
 
-def _switch(on: bool) -> None:
-    forget_as_you_go(on)
-    if on:
-        record.after_write.append(_run_now)
-    else:
-        record.after_write.remove(_run_now)
+class _RunNow(Observer):
+    """Runs each op when it is recorded."""
+
+    def op_recorded(self) -> None:
+        _run_now()
+
+
+_run_each_now = _RunNow()
+
+
+class _Switch(Observer):
+    """Follows ``lazytpu.config.eager``."""
+
+    def setting_changing(self, name: str, value: object) -> None:
+        if name == "eager":
+            (watch if value else unwatch)(_run_each_now)
 
 
 def _run_now() -> None:
     """Runs the op just recorded and waits for it; where that fails, the op has not happened."""
     try:
-        step.cut("eager")
+        cutting.cut("eager")
     except Exception:
         start = (trace.root, trace.nodes, None, None, [0] * 5)  # nothing was pending before the op
         for storage in trace.rewind(start):
@@ -61,6 +68,6 @@ def _run_now() -> None:
     step.wait()
 
 
-before_change("eager", _switch)
+add(_Switch())
 if config.eager:  # from the environment
-    _switch(True)
+    watch(_run_each_now)

@@ -8,7 +8,7 @@ import torch
 
 from lazytpu.ir import printer
 from lazytpu.runtime import compiler
-from lazytpu.tracing.step import pending_graph
+from lazytpu.tracing.reading import pending_graph
 
 
 def ir_text(*tensors: torch.Tensor) -> str:

@@ -16,6 +16,7 @@ from lazytpu.debug import eager_mode as each_op
 from lazytpu.ir.op_schema import display_name, functional_twin
 from lazytpu.ir.tree import Node, trace
 from lazytpu.location.site import Site, is_user_file
+from lazytpu.observers import Observer
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def eager(on: bool = True) -> Iterator[None]:
         config.eager = before
 
 
-class Break:
+class Break(Observer):
     """What `break_at` has set; ``with`` or `remove` ends it."""
 
     def __init__(self, op: str, call: Callable[[Node], None] | None) -> None:
@@ -42,10 +43,11 @@ class Break:
         self._call = call
         self._busy = False  # the debugger's user computes something
         self._recorded_again = False  # the op that was stopped at is recorded again, because a tensor was read there
-        each_op.watch(self._tell, self._done)
+        each_op.watch(self)
         self._set = True
 
-    def _tell(self, node: Node) -> None:
+    def op_new(self, node: Node) -> None:
+        """Stop, if it is the op."""
         if self._busy or self._recorded_again or not _matches(node, self.op):
             return
         step = trace.step
@@ -59,14 +61,15 @@ class Break:
             self._busy = False
             self._recorded_again = trace.step != step
 
-    def _done(self) -> None:
+    def op_recorded(self) -> None:
+        """Be ready for the next op."""
         self._recorded_again = False
 
     def remove(self) -> None:
         """Ends it."""
         if self._set:
             self._set = False
-            each_op.unwatch(self._tell, self._done)
+            each_op.unwatch(self)
 
     def __enter__(self) -> Break:
         return self

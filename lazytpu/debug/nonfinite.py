@@ -14,7 +14,7 @@ from lazytpu.ir.layout import root_layout
 from lazytpu.ir.op_schema import Op, aten, op_of
 from lazytpu.ir.tree import Node, Value, operands
 from lazytpu.location.site import UNKNOWN, Site
-from lazytpu.tracing import input_origins, step
+from lazytpu.tracing import cutting, input_origins
 
 _CHECKED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 
@@ -140,7 +140,7 @@ def find_nan(
     try:
         if function is None:
             with observed_now(search.look):
-                step.cut("find_nan")
+                cutting.cut("find_nan")
         else:
             with observing(search.look, "find_nan"):
                 held = function(*args, **kwargs)  # to the cut, or nothing would need what leads to it

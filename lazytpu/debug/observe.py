@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from lazytpu import observers
 from lazytpu.debug import eager_mode
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Number, Value, trace
 from lazytpu.runtime import executables, launch, transfers
-from lazytpu.tracing import record, step
+from lazytpu.tracing import cutting
 
 
 class Observed:
@@ -65,7 +66,7 @@ def observing(look: Callable[[Observed], None], reason: str) -> Iterator[None]:
     try:
         with uncompiled(), observed_now(look):
             yield
-            step.cut(reason)
+            cutting.cut(reason)
     finally:
         eager_mode.forget_as_you_go(False)
 
@@ -82,14 +83,22 @@ def uncompiled() -> AbstractContextManager[object]:
 def observed_now(look: Callable[[Observed], None]) -> Iterator[None]:
     """Calls ``look`` with each graph that is cut inside."""
 
-    def observe(key: Any) -> None:
-        look(Observed(key[0]))
-
-    record.observers.append(observe)
+    watch = _Look(look)
+    observers.add(watch)
     try:
         yield
     finally:
-        record.observers.remove(observe)
+        observers.remove(watch)
+
+
+class _Look(observers.Observer):
+    """Calls ``look`` with each graph that is cut."""
+
+    def __init__(self, look: Callable[[Observed], None]) -> None:
+        self.look = look
+
+    def graph_cut(self, key: Any) -> None:
+        self.look(Observed(key[0]))
 
 
 def results_of(node: Node) -> list[Value]:

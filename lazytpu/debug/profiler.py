@@ -16,15 +16,16 @@ from typing import Any
 
 import jax
 
+from lazytpu import observers
 from lazytpu.debug.op_times import OpTimes, name_device_events, times_of
-from lazytpu.observe import regions, step_statistics
+from lazytpu.observe import regions
 from lazytpu.observe.metrics_tables import Step
 from lazytpu.tracing import step
 
 __all__ = ["annotate", "op_times", "start_server", "start_trace", "stop_trace", "trace"]
 
 
-class _Watch:
+class _Watch(observers.Observer):
     """Makes regions while a trace is taken.
 
     Attributes:
@@ -62,7 +63,7 @@ class _Watch:
             self.recording = None
 
     def region(self, name: str) -> AbstractContextManager[object]:
-        """A listener of `lazytpu.observe.regions`."""
+        """Show a region in the trace."""
         shown = jax.profiler.TraceAnnotation(name)
         return self._cut(shown) if name.startswith("lazytpu.cut") and self.recording is not None else shown
 
@@ -76,7 +77,7 @@ class _Watch:
             self.record()
 
     def step_ended(self, done: Step) -> None:
-        """A listener of `lazytpu.observe.step_statistics`."""
+        """Begin the next step in the trace."""
         self.end()
         self.begin()
 
@@ -102,8 +103,7 @@ def start_trace(folder: str | os.PathLike[str], *, python: bool = False) -> None
     options.python_tracer_level = int(python)
     jax.profiler.start_trace(os.fspath(folder), profiler_options=options)
     _watch = _Watch(Path(folder))
-    regions.listeners.append(_watch.region)
-    step_statistics.listeners.append(_watch.step_ended)
+    observers.add(_watch)
     _watch.begin()
 
 
@@ -122,8 +122,7 @@ def stop_trace() -> None:
     finally:
         _watch = None
         watch.end()
-        regions.listeners.remove(watch.region)
-        step_statistics.listeners.remove(watch.step_ended)
+        observers.remove(watch)
         jax.profiler.stop_trace()
     name_device_events(watch.folder)
 

@@ -6,7 +6,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import trace
 from lazytpu.location.site import UNKNOWN, Site
 from lazytpu.observe import logs, metrics
+from lazytpu.observers import Observer, add, notify
 
 
 class CompileBudgetWarning(UserWarning):
@@ -110,8 +111,6 @@ promotions: Counter[tuple[str, str, str]] = Counter()  # (op, argument, line) ->
 unreplayed: Counter[tuple[str, str]] = Counter()  # (function, why it is recorded in every call) -> 1
 rerecorded: Counter[tuple[str, str]] = Counter()  # (function, what changed around it) -> how often it was recorded anew
 
-# Called with each compilation, once it is done.
-listeners: list[Callable[[Compilation], None]] = []
 MAX_KEPT = 1000
 _SAME_PATH = ("live", "donation", "setting", "longer", "shorter", "forgotten")  # kinds whose paths do not part
 _total = 0
@@ -143,8 +142,7 @@ def compiled(
     compilations.append(event)
     del compilations[:-MAX_KEPT]
     logs.note("compile", "%s", one_line(event))
-    for listener in listeners:
-        listener(event)
+    notify("graph_compiled", event)
     done = metrics.counter("compile") + metrics.counter("disk_hit")  # a warm cache must not hide a recompilation
     if config.max_compiles and done > config.max_compiles:
         _over_budget(event, done)
@@ -315,4 +313,11 @@ def reset() -> None:
         noted.clear()
 
 
-metrics.on_reset(reset)
+class _Reset(Observer):
+    """`lazytpu.metrics.reset` forgets what was noted here, too."""
+
+    def metrics_reset(self) -> None:
+        reset()
+
+
+add(_Reset())

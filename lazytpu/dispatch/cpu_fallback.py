@@ -22,8 +22,8 @@ from lazytpu.location import site
 from lazytpu.observe import metrics
 from lazytpu.runtime import placement
 from lazytpu.tensors.storage import storage_of
+from lazytpu.tracing.reading import read
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock
-from lazytpu.tracing.step import read
 
 # Overloads whose result's shape depends on the values.
 DATA_DEPENDENT = {

@@ -13,7 +13,7 @@ import torch
 from lazytpu.dispatch.cpu_fallback import fallback
 from lazytpu.dispatch.general import functional
 from lazytpu.ir.op_schema import OpOverload
-from lazytpu.lowering import registry
+from lazytpu.observers import Observer, add
 
 _KEY = "PrivateUse1"
 _libraries: dict[str, torch.library.Library] = {}
@@ -24,7 +24,14 @@ def register() -> None:
     """Catches ops without a kernel for the device, and waits for rules."""
     _libraries["_"] = torch.library.Library("_", "IMPL")
     _libraries["_"].fallback(_on_host, _KEY)
-    registry.listeners.append(_add_kernel)
+    add(_NewRules())
+
+
+class _NewRules(Observer):
+    """Gives a custom op its kernel when it gets a rule."""
+
+    def rule_registered(self, op: Any) -> None:
+        _add_kernel(op)
 
 
 def _add_kernel(op: Any) -> None:

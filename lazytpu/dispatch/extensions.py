@@ -12,7 +12,7 @@ import torch
 
 from lazytpu.dispatch.general import call_meta, functional, on_other_device, record_new
 from lazytpu.ir.op_schema import OpOverload, op_of
-from lazytpu.tracing.step import read
+from lazytpu.tracing.reading import read
 
 _LOWERED = {
     "torchvision": (

@@ -17,7 +17,8 @@ from lazytpu.ir.op_schema import ABSENT, Op
 from lazytpu.ir.tree import trace
 from lazytpu.tensors.storage import Storage
 from lazytpu.tensors.tensor import make
-from lazytpu.tracing.record import INT64_MAX, cut_if_oversized, load, lock
+from lazytpu.tracing.cutting import cut_if_oversized
+from lazytpu.tracing.record import INT64_MAX, load, lock
 
 Kernel = Callable[..., Any]
 _KINDS = {"tensors", "number", "numbers"}

@@ -17,9 +17,9 @@ from lazytpu.location.site import line_here
 from lazytpu.runtime import transfers
 from lazytpu.tensors.storage import Cell, Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
+from lazytpu.tracing.reading import read
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
 from lazytpu.tracing.rehearsal import check_overlap, entangled
-from lazytpu.tracing.step import read
 from lazytpu.tracing.views import check_broadcast, write, write_cast
 
 _TO_COPY = op_of(aten._to_copy.default)

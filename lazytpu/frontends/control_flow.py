@@ -28,8 +28,8 @@ from lazytpu.ir.tree import Node, Value
 from lazytpu.tensors.storage import Storage
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing.infer import result_layout
+from lazytpu.tracing.reading import read
 from lazytpu.tracing.record import cell_of, is_device_tensor, record
-from lazytpu.tracing.step import read
 from lazytpu.tracing.views import write
 
 Body = Callable[..., Any]

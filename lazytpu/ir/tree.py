@@ -290,9 +290,9 @@ class Trace:
     def remember(self, on: bool) -> None:
         """Whether what is recorded is found again.
 
-        Off, each op is recorded anew wherever it stands, with its own line, and `record.watchers` are told of it: for
-        debugging.  The hot paths look their ops up as ever and do not find them, so this costs nothing while it is on.
-        Called where nothing is pending.
+        Off, each op is recorded anew wherever it stands, with its own line, and observers are notified of it
+        (``op_new``): for debugging.  The hot paths look their ops up as ever and do not find them, so this costs
+        nothing while it is on.  Called where nothing is pending.
         """
         self.forgetful = not on
         self.forget_paths()

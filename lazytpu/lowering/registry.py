@@ -27,6 +27,7 @@ import jax
 import torch
 
 from lazytpu.config import config
+from lazytpu.observers import notify
 
 Rule = Callable[..., Any]
 _R = TypeVar("_R", bound=Rule)
@@ -37,9 +38,6 @@ _RULES: dict[Target, Rule] = {}
 _DYNAMIC: dict[Target, frozenset[str]] = {}
 _STRIDED: set[Target] = set()
 _platform: list[str] = []
-
-listeners: list[Callable[[Any], None]] = []
-"""Called with each op that a rule is registered for; custom_ops.py gives it a kernel then."""
 
 
 def lowers(*ops: Target, dynamic: str = "", strided: bool = False) -> Callable[[_R], _R]:
@@ -67,8 +65,7 @@ def lowers(*ops: Target, dynamic: str = "", strided: bool = False) -> Callable[[
                 _DYNAMIC[op] = frozenset(dynamic.split())
             if strided:
                 _STRIDED.add(op)
-            for listener in listeners:
-                listener(op)
+            notify("rule_registered", op)
         return rule
 
     return register

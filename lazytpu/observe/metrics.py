@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from lazytpu.observe import metrics_tables
 from lazytpu.observe.metrics_tables import Step
 from lazytpu.observe.series import Series
+from lazytpu.observers import calls_of, notify
 
 MAX_STEPS = 1000
 
@@ -20,10 +21,8 @@ _sizes: dict[str, Series] = {}
 _fallbacks: Counter[str] = Counter()
 _steps: deque[Step] = deque(maxlen=MAX_STEPS)
 
-# Counters kept elsewhere because their owner updates them in the hot path: name -> how to read it.
-_sources: dict[str, Callable[[], int]] = {}
-_source_base: dict[str, int] = {}
-_forgetters: list[Callable[[], None]] = []
+# Values at the last `reset` of the counters that observers keep.
+_base: dict[str, int] = {}
 
 
 def count(name: str, amount: int = 1) -> None:
@@ -41,12 +40,6 @@ def count_fallback(op: str) -> None:
     """Notes that ``op`` ran on the CPU for want of a lowering."""
     _fallbacks[op] += 1
     _counters["fallback"] += 1
-
-
-def add_source(name: str, read: Callable[[], int]) -> None:
-    """Makes ``counter(name)`` report ``read()``, from the last `reset` on."""
-    _sources[name] = read
-    _source_base[name] = 0
 
 
 def timer(name: str) -> Series:
@@ -115,9 +108,13 @@ def counter(name: str) -> int:
     ``transfer_out_bytes``, ``donated`` (buffers given up to the results of a graph), ``fallback`` and
     ``cut: <reason>``; 0 for a name never counted.
     """
-    if name in _sources:
-        return _sources[name]() - _source_base[name]
-    return _counters[name]
+    elsewhere = _kept_elsewhere()
+    return elsewhere[name] - _base.get(name, 0) if name in elsewhere else _counters[name]
+
+
+def _kept_elsewhere() -> dict[str, int]:
+    """Return the counters that observers keep, counted from the start of the process."""
+    return {name: value for read in calls_of("counters") for name, value in read().items()}
 
 
 def plain_counters(names: Iterable[str]) -> list[int]:
@@ -127,7 +124,7 @@ def plain_counters(names: Iterable[str]) -> list[int]:
 
 def counters() -> dict[str, int]:
     """All counters that are not zero."""
-    names = sorted({*_counters, *_sources})
+    names = sorted({*_counters, *_kept_elsewhere()})
     return {name: counter(name) for name in names if counter(name)}
 
 
@@ -159,11 +156,6 @@ def steps() -> list[dict[str, Any]]:
     return [step._asdict() for step in list(_steps)]
 
 
-def on_reset(forget: Callable[[], None]) -> None:
-    """Makes `reset` call ``forget`` too."""
-    _forgetters.append(forget)
-
-
 def reset() -> None:
     """Sets every counter and timer to zero and forgets the steps and what `lazytpu.explain` tells."""
     _counters.clear()
@@ -171,10 +163,8 @@ def reset() -> None:
         series.clear()
     _fallbacks.clear()
     _steps.clear()
-    for name, read in _sources.items():
-        _source_base[name] = read()
-    for forget in _forgetters:
-        forget()
+    _base.update(_kept_elsewhere())
+    notify("metrics_reset")
 
 
 def report() -> str:

@@ -1,7 +1,7 @@
 """Names for what lazytpu does, for profilers: cutting, lowering, compiling, starting, waiting.
 
-A region is shown by whoever listens: torch's profiler, which is asked here whether it runs, and the listeners of
-`lazytpu.profiler`.  With nobody there a region is a call more, once or a few times in a step and never in an op.
+A region is shown by whoever listens: torch's profiler, which is asked here whether it runs, and the observers
+(`lazytpu.profiler`).  With nobody there a region is a call more, once or a few times in a step and never in an op.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from lazytpu.observers import calls_of
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-listeners: list[Callable[[str], AbstractContextManager[object]]] = []
-"""Called with the name of each region; what they return is entered and left with it."""
-
+_observers = calls_of("region")
 _torch_is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
@@ -34,7 +34,7 @@ def region(name: str, detail: str = "") -> Callable[[Callable[_P, _T]], Callable
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            if not listeners and not _torch_is_profiling():
+            if not _observers and not _torch_is_profiling():
                 return function(*args, **kwargs)
             with entered(f"{full}: {args[0] if args else kwargs[detail]}" if detail else full):
                 return function(*args, **kwargs)
@@ -47,8 +47,8 @@ def region(name: str, detail: str = "") -> Callable[[Callable[_P, _T]], Callable
 def entered(name: str) -> ExitStack:
     """A region that is begun, for those who listen now."""
     with ExitStack() as stack:
-        for listener in list(listeners):
-            stack.enter_context(listener(name))
+        for call in list(_observers):
+            stack.enter_context(call(name))
         stack.enter_context(for_torch(name))
         return stack.pop_all()
 

@@ -1,7 +1,7 @@
 """What each step cost: the difference of all counters and timers from the end of one step to that of the next.
 
 Nothing is added to recording: what Python, torch and the kernels take is the time that no timer claims, and the
-kernels' part of it is estimated (pace.py).
+kernels' part of it is estimated (tracing/record_time.py).
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import json
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-from lazytpu.config import before_change, config
+from lazytpu.config import config
 from lazytpu.observe import logs, metrics
 from lazytpu.observe.metrics_tables import Step
+from lazytpu.observers import Observer, add, notify
 
 _TIMERS = [
     metrics.timer(name)
@@ -30,18 +29,9 @@ _COUNTERS = (
     "cut", "compile", "cache_hit", "execute", "donated", "donated_bytes", "fallback",
     "transfer_in", "transfer_in_bytes", "transfer_out", "transfer_out_bytes",
 )  # fmt: skip
-_RECORD = metrics.timer("record")
-
-# Called with each step, once it is over.
-listeners: list[Callable[[Step], None]] = []
 
 
-# Set by `use_pace`: seconds for the ops on the path to a node.
-_pace: list[Callable[[Any], float]] = []
-_unknown: deque[tuple[Any, Any]] = deque(maxlen=1000)  # arguments of `recorded` for graphs it is not known of yet
-
-
-class _Ledger:
+class _Baseline:
     """Where the counters stood when the step began."""
 
     def __init__(self) -> None:
@@ -61,8 +51,7 @@ class _Ledger:
         self.begin()
 
 
-_ledger = _Ledger()
-metrics.on_reset(_ledger.reset)
+_baseline = _Baseline()
 
 
 def measuring() -> bool:
@@ -70,47 +59,21 @@ def measuring() -> bool:
     return config.metrics or config.metrics_file != "" or config.dump != ""
 
 
-def use_pace(of_path: Callable[[Any], float]) -> None:
-    """Says how the time of recording the path to a node is estimated."""
-    _pace[:] = [of_path]
-
-
-def recorded(last: Any, usage: Any) -> None:
-    """Notes that the ops on the path to a node were recorded.
-
-    Args:
-        usage: of the graph they became, which keeps how long that takes.
-    """
-    if usage.record_s:
-        _RECORD.add(usage.record_s)
-    else:
-        _unknown.append((last, usage))
-
-
-def _estimate() -> None:
-    """Finds out how long recording took where it was not known; between two steps, as it takes a while."""
-    while _unknown:
-        last, usage = _unknown.popleft()
-        usage.record_s = usage.record_s or _pace[0](last)
-        _RECORD.add(usage.record_s)
-
-
 def in_background() -> bool:
     """Whether this is another thread than the one that makes the steps."""
-    return threading.get_ident() != _ledger.thread
+    return threading.get_ident() != _baseline.thread
 
 
 def end_step() -> None:
-    """Ends the account of a step."""
-    ledger = _ledger
+    """Add the statistics of the step that ends."""
+    baseline = _baseline
     ended = time.perf_counter()
-    _estimate()
-    before, times, counts = ledger.started, ledger.times, ledger.counts
-    ledger.thread = threading.get_ident()
-    ledger.steps += 1
-    ledger.begin()
+    before, times, counts = baseline.started, baseline.times, baseline.counts
+    baseline.thread = threading.get_ident()
+    baseline.steps += 1
+    baseline.begin()
     cut, lower, xla, start, wait, copy_in, copy_out, background, run, infer, record, load, dump = [
-        new - old for new, old in zip(ledger.times, times, strict=True)
+        new - old for new, old in zip(baseline.times, times, strict=True)
     ]
     total = ended - before - dump
     copies = copy_in + copy_out - background  # which another thread did meanwhile
@@ -118,7 +81,7 @@ def end_step() -> None:
     measured = measuring()
     recording = min(rest, infer + record) if measured else None
     done = Step(
-        ledger.steps,
+        baseline.steps,
         time.time(),
         total,
         rest - (recording or 0.0),
@@ -132,7 +95,7 @@ def end_step() -> None:
         copies,
         background,
         run if measured else None,
-        *[new - old for new, old in zip(ledger.counts, counts, strict=True)],
+        *[new - old for new, old in zip(baseline.counts, counts, strict=True)],
     )
     metrics.add_step(done)
     if config.metrics_file:
@@ -141,8 +104,7 @@ def end_step() -> None:
         _of_dump.write(os.path.join(config.dump, "times", "steps.jsonl"), done, ended)
     if logs.is_on("step"):
         logs.note("step", "%s", one_line(done))
-    for listener in listeners:
-        listener(done)
+    notify("step_ended", done)
 
 
 def one_line(step: Step) -> str:
@@ -234,8 +196,22 @@ class _File:
 
 
 _file, _of_dump = _File(), _File()
-before_change("metrics_file", lambda _: _file.close())
-before_change("dump", lambda _: _of_dump.close())
+
+
+class _Watch(Observer):
+    """Closes a file when its setting changes, and begins anew when the metrics are reset."""
+
+    def setting_changing(self, name: str, value: object) -> None:
+        if name == "metrics_file":
+            _file.close()
+        elif name == "dump":
+            _of_dump.close()
+
+    def metrics_reset(self) -> None:
+        _baseline.reset()
+
+
+add(_Watch())
 for _each in (_file, _of_dump):
     atexit.register(_each.close)
     if hasattr(os, "register_at_fork"):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lazytpu.ir.tree import trace
-from lazytpu.tracing import record, step
+from lazytpu.tracing import cutting, record
 
 
 def register() -> None:
@@ -24,7 +24,7 @@ def _told(change: Callable[[Any], None]) -> Callable[[Any], None]:
             if given is torch.get_default_dtype():
                 return
             if trace.inputs or trace.pending or trace.cursor.depth:
-                step.cut("set_default_dtype")
+                cutting.cut("set_default_dtype")
             try:
                 change(given)
             finally:

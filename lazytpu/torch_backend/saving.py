@@ -22,7 +22,7 @@ from lazytpu.tensors.printing import represent
 from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, lazy
 from lazytpu.tracing import record
-from lazytpu.tracing.step import contents_of
+from lazytpu.tracing.reading import contents_of
 from lazytpu.tracing.views import write
 
 _ALIGNMENT = 64

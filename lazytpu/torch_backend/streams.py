@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from lazytpu.tracing import step
+from lazytpu.tracing import cutting, step
 
 
 class Event:
@@ -21,7 +21,7 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         """Runs what is pending and notes the moment behind it."""
-        step.cut("event")
+        cutting.cut("event")
         if self.timed:
             step.wait()
         self.recorded_s = time.perf_counter()

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from lazytpu import random
-from lazytpu.config import config
 from lazytpu.diagnosis import events
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.op_schema import ABSENT, Op, aten, op_of
 from lazytpu.ir.tree import Node, Number, Value, trace
 from lazytpu.location import site
+from lazytpu.observers import notify
 from lazytpu.runtime.host.garbage import collect_before_step
 from lazytpu.tensors.storage import Alias, Cell, Storage, commit, resolve
 from lazytpu.tensors.tensor import LazyTensor
@@ -33,25 +33,6 @@ lock = threading.RLock()  # held by misses, cuts and everything off the hot path
 _KIND = {float: "f", int: "i", bool: "i", complex: "c"}
 _NAN = object()
 INT64_MAX = (1 << 63) - 1
-
-
-# Set by step.py: cuts the graph when it has grown past config.max_graph_ops.
-def cut_oversized() -> None:
-    """Cuts a graph that has grown too large."""
-
-
-# For debugging (eager.py, debug/observe.py): told of each op that is not found in the tree, before it is recorded;
-# called when an op that took the general way was recorded and its results have their storages; told at each cut, before
-# the graph runs, the key of what it is to compute.
-watchers: list[Callable[[Node], None]] = []
-after_write: list[Callable[[], None]] = []
-observers: list[Callable[[Any], None]] = []
-
-
-def cut_if_oversized() -> None:
-    """Called before an op is recorded, where nobody holds values that a cut would make stale."""
-    if trace.cursor.depth >= config.max_graph_ops:
-        cut_oversized()
 
 
 def load(cell: Cell) -> Value:
@@ -288,8 +269,7 @@ def _miss(
         key = dynamic_scalars.key_of(positions, key, bound)
         node = _new_node(parent, op, key, bound, layouts, positions)
         numbers += [bound[position] for position in positions]
-    for tell in watchers:
-        tell(node)
+    notify("op_new", node)
     if trace.parted is None:
         trace.parted = (parent, node)
     parent.children[key] = node

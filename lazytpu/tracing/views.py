@@ -10,8 +10,12 @@ import torch
 from lazytpu.ir.layout import CONJ, NEG, Layout, overlaps
 from lazytpu.ir.op_schema import aten, op_of
 from lazytpu.ir.tree import Value, trace
+from lazytpu.observers import calls_of
 from lazytpu.tensors.storage import Alias, Cell, Storage, commit, resolve, storage_of
-from lazytpu.tracing.record import after_write, cut_if_oversized, load, lock, read_view, record
+from lazytpu.tracing.cutting import cut_if_oversized
+from lazytpu.tracing.record import load, lock, read_view, record
+
+_op_recorded = calls_of("op_recorded")
 
 Writes = Iterable[tuple[Cell, Value | None]]
 
@@ -32,7 +36,7 @@ def write(compute: Callable[[], Writes], held: Sequence[Cell] = ()) -> None:
         cut_if_oversized()
         while not _attempt(compute, held, trace.step):
             pass
-        for call in after_write:
+        for call in _op_recorded:
             call()
 
 

@@ -21,7 +21,7 @@ from lazytpu.observe import step_statistics
 from lazytpu.runtime import launch
 from lazytpu.runtime.disk_cache import serialized
 from lazytpu.tensors.storage import storage_of
-from lazytpu.tracing import step
+from lazytpu.tracing import reading, step
 from lazytpu.tracing.record import cell_of
 from tests.support.dumped_program import FORWARD_LINE, dump_into, the_dump
 
@@ -305,7 +305,7 @@ def test_what_many_ops_share_is_said_to_be_of_the_first_of_them(device):
     y = torch.ones(2, device=device)
     for _ in range(3 * links.MAX_OPS):
         y = y.neg()
-    names = links.Names(step.pending_graph((y,)))
+    names = links.Names(reading.pending_graph((y,)))
     lines = [
         f'  x.{i} = f32[] add(c, c), metadata={{op_name="jit(f)/aten.neg%{i}/neg"}}' for i in range(2 * links.MAX_OPS)
     ]

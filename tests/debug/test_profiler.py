@@ -13,6 +13,7 @@ import torch
 import lazytpu
 from lazytpu.debug import profiler, xplane
 from lazytpu.observe import regions
+from lazytpu.observers import calls_of
 
 
 @pytest.fixture
@@ -103,8 +104,7 @@ def test_what_is_no_trace_is_refused():
 def test_nothing_listens_afterwards(net, device, tmp_path):
     with pytest.raises(KeyError), profiler.trace(tmp_path):
         raise KeyError
-    assert not regions.listeners
-    assert not lazytpu.observe.step_statistics.listeners
+    assert not calls_of("region") and not calls_of("step_ended")
     with pytest.raises(RuntimeError, match="no trace is being taken"):
         profiler.stop_trace()
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lazytpu
-from lazytpu.tracing.step import pending_graph
+from lazytpu.tracing.reading import pending_graph
 
 
 @pytest.fixture(autouse=True)

@@ -17,14 +17,14 @@ import pytest
 import torch
 
 import lazytpu
+from lazytpu import observers
 from lazytpu.compat.torch_xla import metrics_format
-from lazytpu.dispatch import pace
 from lazytpu.ir.tree import trace
 from lazytpu.observe import metrics_tables, step_statistics
 from lazytpu.observe.metrics_tables import Step
 from lazytpu.observe.series import MAX_SAMPLES, Series
 from lazytpu.runtime import transfers
-from lazytpu.tracing import step
+from lazytpu.tracing import cutting, record_time, step
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,7 +97,7 @@ class SlowBuffer:
 
 @pytest.mark.parametrize(
     ("part", "owner", "name"),
-    [("cutting_s", step, "live_storages"), ("transferring_s", transfers.jax, "device_put"), ("python_s", None, "")],
+    [("cutting_s", cutting, "live_storages"), ("transferring_s", transfers.jax, "device_put"), ("python_s", None, "")],
 )
 def test_time_goes_where_it_was_spent(
     part: str, owner: Any, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -145,19 +145,15 @@ def test_metrics_on_measures_recording_and_the_device(device: torch.device, monk
     assert lazytpu.metrics.counter("compile") == 1 and trace.cursor is trace.root
 
 
-def test_measuring_the_pace_leaves_nothing_behind(device: torch.device) -> None:
-    x = torch.ones(3).to(device)
-    y = x + 1
-    cursor, nodes, floats = trace.cursor, trace.nodes, list(trace.floats)
-    measured = pace._Pace()
-    measured.measure()
-    assert (trace.cursor, trace.nodes, trace.floats) == (cursor, nodes, floats)
-    assert 0 < measured.fast_s < 1e-3 and 0 < measured.general_s < 1e-2
-    assert measured.of_path(trace.cursor) == pytest.approx(measured.fast_s)
-    assert y.tolist() == [2.0] * 3
+def test_timing_recording_leaves_nothing_behind(device: torch.device) -> None:
+    lazytpu.mark_step()
+    before = trace.cursor, set(trace.root.children), list(trace.pending)
+    op_s, tensor_s = record_time._costs.__wrapped__()
+    assert (trace.cursor, set(trace.root.children), list(trace.pending)) == before
+    assert 0 < op_s < 1e-3 and 0 <= tensor_s < 1e-3
 
 
-def test_the_pace_is_measured_while_other_threads_record(device: torch.device) -> None:
+def test_recording_is_timed_while_other_threads_record(device: torch.device) -> None:
     done, started = threading.Event(), threading.Event()
     count, y = 0, torch.zeros(3).to(device)
 
@@ -172,11 +168,10 @@ def test_the_pace_is_measured_while_other_threads_record(device: torch.device) -
     thread = threading.Thread(target=record)
     thread.start()
     started.wait()
-    measured = pace._Pace()
-    measured.measure()
+    op_s, _ = record_time._costs.__wrapped__()
     done.set()
     thread.join()
-    assert 0 < measured.fast_s < 1e-3 and 0 < measured.list_s < 1e-2
+    assert 0 < op_s < 1e-2
     assert y.tolist() == [count] * 3, "no op of the thread is lost"
 
 
@@ -229,7 +224,7 @@ def test_only_the_last_steps_are_kept() -> None:
 
 def test_listeners_hear_each_step(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Step] = []
-    monkeypatch.setattr(step_statistics, "listeners", [heard.append])
+    monkeypatch.setitem(observers._calls, "step_ended", [heard.append])
     train(device, 2)
     assert [s._asdict() for s in heard[-2:]] == lazytpu.metrics.steps()
 
@@ -436,7 +431,7 @@ Counter: aten::foo
 
 def test_report_of_torch_xla_of_a_run(device: torch.device) -> None:
     train(device, 3)
-    report = lazytpu.metrics.torch_xla_report()
+    report = metrics_format.report()
     values = dict(re.findall(r"Counter: (\S+)\n  Value: (\d+)", report))
     assert (values["UncachedCompile"], values["CachedCompile"], values["MarkStep"]) == ("1", "2", "3")
     assert (values["xla::mm"], values["xla::mul"]) == ("3", "3")

@@ -29,7 +29,7 @@ from lazytpu.lowering import registry
 from lazytpu.observe import metrics
 from lazytpu.runtime import compiler
 from lazytpu.runtime.disk_cache import lookup, provenance, serialized, store
-from lazytpu.tracing import step
+from lazytpu.tracing import reading, step
 
 ROOT = Path(__file__).parents[2]
 KEY = "0" * 64
@@ -498,7 +498,7 @@ def test_the_command(folder: Path) -> None:
 def some_graph() -> object:
     x = torch.ones(3).to(lazytpu.device())
     y = x * 2.0 + 1  # noqa: F841  held, so it is an output
-    return step.pending_graph()
+    return reading.pending_graph()
 
 
 def test_the_key_holds_all_that_decides_a_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import lazytpu
 from lazytpu.errors import LazyTPUError
-from lazytpu.tracing import step
+from lazytpu.tracing import cutting
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -442,7 +442,7 @@ def _cut(found: Found, compares: Recorded, final: bool = False) -> bool:
         return True
     except LazyTPUError as error:
         compares.clear()
-        step._next_step()  # or the next test would meet the same graph
+        cutting.next_step()  # or the next test would meet the same graph
         if final:
             for texts in found.values():
                 texts.append(str(error))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
 
 import lazytpu
 from lazytpu.compat.torch_xla import metrics_format
 from lazytpu.debug.inspect import optimized_hlo_of
-from lazytpu.diagnosis import events
+from lazytpu.diagnosis.events import Compilation
 from lazytpu.ir.printer import graph_dot, graph_text
+from lazytpu.observers import Observer, add
 from lazytpu.runtime import platforms
 
 MEANING = {
@@ -43,7 +43,7 @@ def apply() -> None:
     if wanted and (why := platforms.choose(wanted)):
         warnings.warn(f"PJRT_DEVICE={wanted}, but {why}; the graphs run on {lazytpu.platform()}", stacklevel=2)
     if os.environ.get("XLA_SAVE_TENSORS_FILE"):
-        events.listeners.append(save_graph)
+        add(_SaveGraphs())
 
 
 def is_on(name: str) -> bool:
@@ -51,7 +51,14 @@ def is_on(name: str) -> bool:
     return os.environ.get(name, "0") not in ("", "0")
 
 
-def save_graph(event: Any) -> None:
+class _SaveGraphs(Observer):
+    """Appends each graph to the file of ``XLA_SAVE_TENSORS_FILE``."""
+
+    def graph_compiled(self, compilation: Compilation) -> None:
+        save_graph(compilation)
+
+
+def save_graph(event: Compilation) -> None:
     """Appends a graph to the file of ``XLA_SAVE_TENSORS_FILE``."""
     kind = os.environ.get("XLA_SAVE_TENSORS_FMT", "text")
     if kind == "hlo":

@@ -24,7 +24,7 @@ from lazytpu.runtime import launch, transfers
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve, storage_of, write_buffer
 from lazytpu.tensors.tensor import make
-from lazytpu.tracing import record, step
+from lazytpu.tracing import cutting, reading, record
 from lazytpu.tracing.record import cell_of, is_device_tensor
 from lazytpu.tracing.views import write_cast
 
@@ -91,14 +91,14 @@ class CompiledGraph:
         """A call with arguments of any kind, in any state."""
         with record.lock:
             if any(storage_of(cell_of(x)).step == trace.step for x in args if is_device_tensor(x)):
-                step.cut("torch.compile")
+                cutting.cut("torch.compile")
             cells = [_cell(x) for x in args]
             key = tuple([x if c is None else c.layout for x, c in zip(args, cells, strict=True)])
             if key not in self.programs:
                 self.programs[key] = self._new_program(args, cells)
             program = self.programs[key]
             if program is not None:
-                buffers = [None if c is None else step.buffer_of(c, "torch.compile") for c in cells]
+                buffers = [None if c is None else reading.buffer_of(c, "torch.compile") for c in cells]
                 return self._run(program, args, cells, buffers)
         grad = self.kind != "inference" and torch.is_grad_enabled()
         with torch.set_grad_enabled(grad), torch._C._DisableAutocast():  # the graph has casts of its own
@@ -123,16 +123,16 @@ class CompiledGraph:
                 else:
                     outputs = launch.start_ready(executable, call.given(buffers), call.kept(buffers), call.packs)
                 if executable.graph.checked:
-                    outputs = step.outputs_of(executable, outputs, program.last, program.outputs)
+                    outputs = cutting.outputs_of(executable, outputs, program.last, program.outputs)
                 else:
-                    step.remember(outputs[executable.smallest])
+                    cutting.remember(outputs[executable.smallest])
                     if not self.saved and executable.call is not executable.compiled:
                         self.shortcut = program.shortcut(call)
             else:
                 packs = launch.scalar_arrays(executable.graph, (), _keys(program.draws), ())
                 with uninterrupted():
                     results = launch.start(executable, call.given(buffers), call.kept(buffers), packs)
-                    outputs = step.outputs_of(executable, results, program.last, program.outputs)
+                    outputs = cutting.outputs_of(executable, results, program.last, program.outputs)
                     for position, output in program.written.items():
                         _write(args[position], cells[position], outputs[output])
         if program.fresh:

@@ -14,7 +14,7 @@ from lazytpu.frontends.dynamo.program import results_of
 from lazytpu.ir.tree import trace
 from lazytpu.observe.metrics import count_hit
 from lazytpu.runtime import executables, launch
-from lazytpu.tracing import record, step
+from lazytpu.tracing import cutting, record
 
 
 def quick(graph: CompiledGraph) -> Callable[..., list[Any]]:
@@ -52,7 +52,7 @@ def quick(graph: CompiledGraph) -> Callable[..., list[Any]]:
             return graph([*args])
         known.usage.runs += 1
         count_hit()
-        step.remember(outputs[known.smallest])
+        cutting.remember(outputs[known.smallest])
         return results_of(known.fresh, known.others, outputs, args)
 
     return call

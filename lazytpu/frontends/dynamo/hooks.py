@@ -8,7 +8,7 @@ from typing import Any
 from lazytpu.frontends.jax.call import call_jax
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.torch_backend.after_import import after_import
-from lazytpu.tracing import infer, record, step
+from lazytpu.tracing import cutting, infer, record
 
 NAME = "lazytpu"
 
@@ -37,7 +37,7 @@ def _skipped_packages(rules: ModuleType) -> None:
 def _leave_alone(eval_frame: ModuleType) -> None:
     """All that is called from a cut, a transfer, a trace of jax: rules and jax functions of the user are among it."""
     everything = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
-    for function in (step.cut, record.record, infer.infer, call_jax):  # `cut` is a region: its code is that of all
+    for function in (cutting.cut, record.record, infer.infer, call_jax):  # `cut` is a region: its code is that of all
         eval_frame.set_code_exec_strategy(function.__code__, everything)
 
 

@@ -19,7 +19,7 @@ from lazytpu.observe import metrics
 from lazytpu.runtime import client
 from lazytpu.tensors.storage import Storage, new_storage, resolve
 from lazytpu.tensors.tensor import LazyTensor, make
-from lazytpu.tracing import record, step
+from lazytpu.tracing import reading, record
 from lazytpu.tracing.record import cell_of, is_device_tensor
 
 
@@ -60,7 +60,7 @@ def share_buffer(tensor: torch.Tensor) -> Any:
         if layout is not storage.layout:
             with torch.no_grad():
                 storage, _ = resolve(cell_of(tensor.clone(memory_format=torch.contiguous_format)))
-        buffer = step.buffer_of(storage, "to_jax")
+        buffer = reading.buffer_of(storage, "to_jax")
         _mark_shared(storage, buffer)
         return buffer
 

@@ -18,7 +18,7 @@ from lazytpu.random import default_generator
 from lazytpu.runtime import index_checks
 from lazytpu.tensors.storage import Storage, resolve
 from lazytpu.tensors.tensor import lazy
-from lazytpu.tracing import step
+from lazytpu.tracing import planning
 from lazytpu.tracing.record import cell_of, is_device_tensor
 
 _SMALL = 1 << 14  # bytes of a gradient up to which copying it costs less than an array of its own
@@ -26,7 +26,7 @@ _MANY = 16
 
 
 class Capture:
-    """Decides what the cut after a call runs (a `step.Planner`), and keeps it as ``call``.
+    """Decides what the cut after a call runs (a `planning.Planner`), and keeps it as ``call``.
 
     Attributes:
         call: None before the cut, and where nothing is left of the call.
@@ -45,7 +45,7 @@ class Capture:
         self._leaves, self._result, self._parameters, self._draws = leaves, result, parameters, draws
         self._problem = ""
 
-    def __call__(self, live: list[Storage], key: Any) -> step.Plan:
+    def __call__(self, live: list[Storage], key: Any) -> planning.Plan:
         """The plan, for a graph in which the inputs that share a buffer are one."""
         path = trace.cursor
         checked = index_checks.checked_nodes(path) if key[2:] else ()
@@ -54,8 +54,8 @@ class Capture:
         spread: tuple[int, ...] = tuple(range(len(graph.outputs)))
         if not graph.checked:
             graph, spread = self._with_packed_gradients(*merged(graph, same), live, key[0])
-        executable = step.executable_of(graph, key)
-        plan = step.Plan(executable, tuple([v.index for v in graph.inputs]), spread)
+        executable = planning.executable_of(graph, key)
+        plan = planning.Plan(executable, tuple([v.index for v in graph.inputs]), spread)
         slots = dict(zip(key[0], spread, strict=True))
         arguments = {id(s): i for i, s in reversed(list(enumerate(map(_storage, self._leaves)))) if s is not None}
         inputs = [trace.inputs[i][0] for i in plan.inputs]

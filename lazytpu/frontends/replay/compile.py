@@ -30,7 +30,7 @@ from lazytpu.runtime.least_recent import LeastRecent
 from lazytpu.tensors import tensor
 from lazytpu.tensors.storage import new_storage, resolve
 from lazytpu.tensors.tensor import LazyTensor, make
-from lazytpu.tracing import record, step
+from lazytpu.tracing import cutting, record, step
 from lazytpu.tracing.record import cell_of, is_device_tensor
 
 MAX_RECORDED = 5
@@ -191,7 +191,7 @@ class CompiledStep:
         for optimizer in self._found.optimizers:
             _make_capturable(optimizer)
         guards = self._found = Guards(self._function)
-        step.cut("lazytpu.compile")
+        cutting.cut("lazytpu.compile")
         before, draws = trace.step, draws_so_far()
         result = _detached(self._function(*args, **kwargs))
         if kind.last is not None and kind.last.unexplained:
@@ -200,7 +200,7 @@ class CompiledStep:
             return guards, None, result
         with record.lock:
             capture = Capture(leaves, result, guards.parameters, draws)
-            step.cut("lazytpu.compile", capture)
+            cutting.cut("lazytpu.compile", capture)
         return guards, capture.call, result
 
     def _verify(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> Any:

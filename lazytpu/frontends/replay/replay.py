@@ -27,7 +27,7 @@ from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import make, make_view
-from lazytpu.tracing import record, step
+from lazytpu.tracing import cutting, reading, record
 from lazytpu.tracing.record import cell_of
 
 _Tensor: Any = torch.Tensor
@@ -191,7 +191,7 @@ class Program:
         call, graph = self.call, self.call.executable.graph
         with record.lock:
             if trace.cursor.depth:
-                step.cut("lazytpu.compile")
+                cutting.cut("lazytpu.compile")
             storages = [resolve(cell_of(leaves[i]))[0] for i in self.leaf_sources]
             if any(map(self.holds, storages)) or list(map(id, map(grad_of, self._accumulating))) != self._accumulated:
                 return UNFIT
@@ -209,7 +209,7 @@ class Program:
             packs = self._packs if not call.keys else self._packs_with_new_keys()
             with uninterrupted():
                 results = self._start(call.executable, self._given(every), self._kept(every), packs)
-                outputs = step.outputs_of(call.executable, results, call.path, call.key[0])
+                outputs = cutting.outputs_of(call.executable, results, call.path, call.key[0])
                 if graph.concatenated:
                     *outputs, self.flat = outputs
                     outputs += [None] * graph.concatenated
@@ -349,7 +349,7 @@ UNFIT = object()
 def _buffer(storage: Storage) -> Any:
     if storage.step != trace.step and storage.buffer is not None:
         return storage.buffer
-    return step.buffer_of(storage, "read")
+    return reading.buffer_of(storage, "read")
 
 
 def _getter(positions: list[int]) -> Callable[[Sequence[Any]], list[Any]]:

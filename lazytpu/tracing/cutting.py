@@ -1,0 +1,173 @@
+"""Cut the graph: what is live becomes an output, the graph runs, storages get their buffers."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from typing import Any
+
+from lazytpu.config import config
+from lazytpu.diagnosis import events
+from lazytpu.diagnosis.events import Usage
+from lazytpu.errors import LazyTPUError
+from lazytpu.ir.tree import Node, Value, trace
+from lazytpu.location import site
+from lazytpu.observe import metrics, regions, step_statistics
+from lazytpu.observers import Observer, add, notify
+from lazytpu.runtime import index_checks, launch, placement, transfers
+from lazytpu.runtime.executable import Executable
+from lazytpu.runtime.host.interrupts import uninterrupted
+from lazytpu.tensors.storage import Storage
+from lazytpu.tracing import record
+from lazytpu.tracing.liveness import key_of, live_storages
+from lazytpu.tracing.planning import Plan, Planner, plan_of
+
+# The paths that were run while steps are measured, and the use of their graphs (record_time.py).
+recorded: deque[tuple[Node, Usage]] = deque(maxlen=1000)
+_CUT, _WAIT = metrics.timer("cut"), metrics.timer("wait")
+# What happens in a cut and is not its own time.
+_TIMED_APART = [_WAIT, *map(metrics.timer, ("lower", "compile", "load", "dispatch", "dump"))]
+
+
+@regions.region("cut", detail="reason")
+def cut(reason: str, planner: Planner | None = None) -> None:
+    """Runs the pending graph.
+
+    Args:
+        reason: what forced it, for the report.
+        planner: decides what is run for the live storages and the key instead of this module.
+    """
+    with record.lock:
+        trace.refuse_if_closed()
+        if trace.apart:
+            raise LazyTPUError(
+                f"a layer of scan_layers needs the value of a tensor ({reason})",
+                at=str(site.line_here()),
+                do="use a plain loop over the layers",
+            )
+        start, apart = time.perf_counter(), sum([series.total for series in _TIMED_APART])
+        collecting = gc.isenabled()
+        live: list[Storage] = []
+        try:
+            gc.disable()  # it would run finalizers, and what they record now would be lost
+            trace.close()
+            live = live_storages()
+            if trace.cursor.depth:
+                _cut(live, reason, planner)
+            else:
+                _adopt_inputs(live)
+                next_step()
+        except Exception:
+            # The error's traceback keeps the frames below.  With the list in them it would keep every live tensor too,
+            # and a graph that failed would be run at each later cut although nobody wants its tensors any more.
+            live.clear()
+            raise
+        finally:
+            if trace.closed:  # no call here, where an interrupt could leave it closed
+                trace.step = trace.recorded_step
+                trace.closed = False
+            if collecting:
+                gc.enable()
+            apart -= sum([series.total for series in _TIMED_APART])
+            _CUT.add(time.perf_counter() - start + apart)
+
+
+def cut_if_oversized() -> None:
+    """Cut a graph that has grown past ``config.max_graph_ops``.
+
+    Called before an op is recorded, where nobody holds values that a cut would make stale.
+    """
+    if trace.cursor.depth >= config.max_graph_ops:
+        cut("max_graph_ops")
+
+
+def next_step() -> None:
+    """Forget what is pending and begin a new step."""
+    trace.pending.clear()
+    trace.next_step()
+
+
+def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
+    key = key_of(live)
+    notify("graph_cut", key)
+    with uninterrupted():
+        wanted = key[0] or config.check_bounds and index_checks.checked_nodes(trace.cursor)
+        plan = None if not wanted else plan_of(*key) if planner is None else planner(live, key)
+        buffers = {} if plan is None else _run(plan, key[0])
+        _store(live, buffers)
+        placement.note_new_ops(trace)
+        next_step()
+    metrics.count("cut")
+    if reason != "mark_step":
+        metrics.count(f"cut: {reason}")
+        events.cut(reason, str(site.line_of_read()))
+    if trace.nodes > config.max_tree_nodes:
+        trace.forget_paths()
+
+
+def _run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
+    inputs = [trace.inputs[i][1] for i in plan.inputs]
+    results = launch.run(plan.executable, inputs, trace.floats, trace.ints, trace.complexes)
+    if step_statistics.measuring():
+        recorded.append((trace.cursor, plan.executable.usage))
+    found = outputs_of(plan.executable, results, trace.cursor, outputs)
+    return dict(zip(outputs, found if plan.spread is None else [found[i] for i in plan.spread], strict=True))
+
+
+def outputs_of(executable: Executable, results: Any, path: Node, outputs: tuple[Value, ...]) -> Any:
+    """The outputs among the results of what was just started; the rest is noted for `wait` and for the next read."""
+    remember(results[executable.smallest])
+    if not executable.graph.checked:
+        return results
+    index_checks.note(results[-1], path, outputs)
+    return results[:-1]
+
+
+def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
+    """Gives the live storages the results; storages with one value share its buffer."""
+    first: dict[int, Storage] = {}
+    _adopt_inputs(live)
+    for storage in live:
+        value = storage.value
+        if value.node is not None:
+            buffer = buffers[value]
+            storage.buffer, storage.shared = buffer, id(buffer) in first
+            first.setdefault(id(buffer), storage).shared = storage.shared
+        storage.value, storage.step = None, 0
+
+
+class _OpCount(Observer):
+    """The counter of recorded ops, which the trace keeps."""
+
+    def counters(self) -> dict[str, int]:
+        return {"op": trace.ops + trace.cursor.depth}
+
+
+add(_OpCount())
+
+_last_result: Any = None
+
+
+def remember(result: Any) -> None:
+    """Notes what was started last, for `wait`."""
+    global _last_result
+    _last_result = result
+
+
+def wait_for_last() -> None:
+    """Wait until the device has finished what was started last."""
+    if _last_result is not None:
+        transfers.wait([_last_result])
+
+
+def _adopt_inputs(live: list[Storage]) -> None:
+    """Storages that now hold what another held when the step began share its buffer."""
+    for storage in live:
+        value = storage.value
+        if value.node is None:
+            source, buffer, _ = trace.inputs[value.index]
+            if source is not storage or storage.buffer is not buffer:
+                storage.buffer, storage.shared = buffer, True
+                if source.buffer is buffer:
+                    source.shared = True

@@ -1,0 +1,76 @@
+"""What a cut has to compute, and which buffers it may reuse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from operator import itemgetter
+from sys import getrefcount
+from typing import Any
+
+from lazytpu.config import config
+from lazytpu.ir.tree import Value, trace
+from lazytpu.tensors.storage import Storage, new_storage
+
+
+def live_storages() -> list[Storage]:
+    """Storages that hold a value of this step and that somebody still holds, in order of creation.
+
+    Somebody holds a storage when its reference count is above that of one only the lists here refer to.
+    """
+    step, pending = trace.recorded_step, trace.pending
+    counts = list(map(getrefcount, pending))  # before `zip` refers to them, too
+    held = [(s, n) for s, n in zip(pending, counts, strict=True) if n > _UNHELD and s.step == step]
+    inputs = Counter(map(id, map(_storage_of, trace.inputs)))  # each entry holds its storage, too
+    live = [s for s, n in held if n > _UNHELD + inputs.get(id(s), 0)]
+    return list(dict.fromkeys(live))  # a cut in the middle of a write may have left one twice
+
+
+_storage_of, _buffer_of = itemgetter(0), itemgetter(1)  # of an entry of the list of inputs
+
+
+def _calibrate() -> int:
+    """References to a storage that only ``pending`` holds, as `live_storages` counts them."""
+    pending = [new_storage(None)]  # type: ignore[arg-type]
+    return next(map(getrefcount, pending))
+
+
+_UNHELD = _calibrate()
+
+
+def key_of(live: list[Storage]) -> Any:
+    """Return the key of an executable on the last node: outputs, donated inputs, True behind them for bounds checks.
+
+    XLA gives the memory of donated inputs to the outputs of their type in order, and copies where it does not suit.  So
+    what overwrites an input comes first, in the order of these inputs.
+    """
+    donated, overwriting = donated_values(live) if config.donate else ((), ())
+    values = [s.value for s in live if s.value.node is not None]
+    if overwriting:
+        held = set(values)
+        values = [v for v in overwriting if v in held] + values
+    key = tuple(dict.fromkeys(values)), donated
+    return (*key, True) if config.check_bounds else key
+
+
+def donated_values(live: list[Storage]) -> tuple[tuple[Value, ...], list[Value]]:
+    """Input values whose buffers nobody can see after this step, and what overwrites the first of them.
+
+    These are buffers of storages that were overwritten or have died, unless someone else holds them.
+    """
+    step, inputs = trace.recorded_step, trace.inputs
+    kept = {s.value for s in live if s.value.node is None}
+    owners = Counter(map(id, map(_buffer_of, inputs)))
+    donated, overwriting, others = [], [], []
+    for index, (storage, buffer, shared) in enumerate(inputs):
+        if shared or storage.shared or owners[id(buffer)] > 1:
+            continue
+        overwritten = storage.step == step and storage.value.node is not None
+        if overwritten or storage.buffer is not buffer:
+            value = trace.input_value(index, storage.layout)
+            if value not in kept:
+                if overwritten:
+                    donated.append(value)
+                    overwriting.append(storage.value)
+                else:
+                    others.append(value)
+    return (*donated, *others), overwriting

@@ -1,0 +1,68 @@
+"""What a cut runs: the executable of a path, found on its last node, in memory or on disk, or compiled."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from lazytpu.diagnosis import events
+from lazytpu.diagnosis.diagnose import cause_of
+from lazytpu.diagnosis.unlike_scalars import unlike_numbers
+from lazytpu.ir.graph import Graph, graph_of
+from lazytpu.ir.tree import Value, trace
+from lazytpu.observe import metrics
+from lazytpu.runtime import compiler, executables, index_checks
+from lazytpu.runtime.executable import Executable
+from lazytpu.tensors.storage import Storage
+from lazytpu.tracing import input_origins
+
+
+class Plan:
+    """What to do at the cut of one path for one set of live values: run ``executable`` on these ``inputs``.
+
+    ``spread`` has for each live value its position among the outputs, None where they are the same in order.
+    """
+
+    __slots__ = ("executable", "inputs", "spread")
+
+    def __init__(self, executable: Executable, inputs: tuple[int, ...], spread: tuple[int, ...] | None = None) -> None:
+        self.executable, self.inputs, self.spread = executable, inputs, spread
+
+
+Planner = Callable[[list[Storage], Any], Plan]
+
+
+def plan_of(outputs: tuple[Value, ...], donated: tuple[Value, ...], checks: bool = False) -> Plan:
+    """Finds or compiles what to run for the path that ends at the cursor."""
+    node = trace.cursor
+    key = (outputs, donated, True) if checks else (outputs, donated)
+    reference, inputs = node.executables.get(key, (None, ()))
+    known = reference and reference()
+    fitting = known and executables.fits(known, trace.floats, trace.ints)
+    if fitting and known.settings == compiler.settings():  # else `runtime` has forgotten it, or it is new
+        executables.used(known)
+        metrics.count("cache_hit")
+        return Plan(known, inputs)
+    graph = graph_of(node, outputs, donated, index_checks.checked_nodes(node) if checks else ())
+    executable = executable_of(graph, key, known if known and not fitting else None)
+    inputs = tuple([v.index for v in graph.inputs])
+    node.executables[key] = weakref.ref(executable), inputs
+    return Plan(executable, inputs)
+
+
+def executable_of(graph: Graph, key: Any, unfit: Executable | None = None) -> Executable:
+    """Finds or compiles a graph of the path that ends at the cursor, and notes the cause.
+
+    Args:
+        unfit: one that the step's numbers do not fit (`runtime.fits`); then the executable is for any numbers, else
+            for numbers like these.
+    """
+    executable, compiled = executables.executable_for(graph, None if unfit else (trace.floats, trace.ints))
+    if compiled:
+        around = input_origins.surroundings()
+        cause = cause_of(trace, key, around) if unfit is None else unlike_numbers(unfit.graph, trace.floats, trace.ints)
+        events.compiled(executable.graph, cause, executable, around.end, around.names)
+    else:
+        metrics.count("cache_hit")
+    return executable

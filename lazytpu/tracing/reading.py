@@ -1,0 +1,109 @@
+"""Read tensors: cut if their value is pending, wait, copy to the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazytpu.diagnosis import events
+from lazytpu.errors import DonatedBufferError
+from lazytpu.ir.graph import Graph, graph_of
+from lazytpu.ir.tree import trace
+from lazytpu.location import site
+from lazytpu.observe import metrics
+from lazytpu.runtime import index_checks, transfers
+from lazytpu.tensors.storage import Cell, resolve
+from lazytpu.tracing import record
+from lazytpu.tracing.cutting import cut
+from lazytpu.tracing.liveness import live_storages
+
+_WAIT = metrics.timer("wait")
+
+
+def read(tensor: torch.Tensor, reason: str) -> torch.Tensor:
+    """The contents of a device tensor as a CPU tensor with the same sizes and strides.
+
+    A view is taken on the host from its storage's contents, so reading one compiles nothing.
+
+    Args:
+        tensor: a device tensor.
+        reason: the op that reads, for the report.
+    """
+    cell = record.cell_of(tensor)
+    host = contents_of(cell, reason)
+    storage, layout = resolve(cell)
+    host = host.to(storage.layout.dtype)
+    if layout is storage.layout:
+        out = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype)
+        return out.copy_(host)
+    return _host_view(host, storage.layout, layout)
+
+
+def contents_of(cell: Cell, reason: str) -> torch.Tensor:
+    """The contents of a cell's storage as a CPU tensor, which the caller copies before anyone else has it.
+
+    Waits without the lock, so that others go on; where one of them has overwritten the storage meanwhile and the
+    buffer is gone, the next try keeps them from it.
+    """
+    step, waited_s = trace.step, _WAIT.total
+    try:
+        host = transfers.to_host(buffer_of(cell, reason))
+    except DonatedBufferError:
+        with record.lock:
+            host = transfers.to_host(buffer_of(cell, reason))
+    events.waited(reason, str(site.line_of_read()), _WAIT.total - waited_s, after_cut=trace.step != step)
+    index_checks.raise_if_any()
+    return host
+
+
+def buffer_of(cell: Cell, reason: str) -> Any:
+    """The buffer of a cell's storage, after cutting if its value is pending."""
+    with record.lock:
+        storage, _ = resolve(cell)
+        if storage.step == trace.step and (storage.value.node is not None or storage.buffer is None):
+            cut(reason)
+        elif storage.step == trace.step and trace.inputs[storage.value.index][1] is not storage.buffer:
+            return trace.inputs[storage.value.index][1]
+        if storage.buffer is None:
+            record.load(storage)
+            cut(reason)
+        return storage.buffer
+
+
+def _host_view(host: torch.Tensor, root: Any, layout: Any) -> torch.Tensor:
+    """A copy of the part of a storage's contents that lies at ``layout``."""
+    memory = torch.empty_strided(root.size, root.stride, dtype=root.dtype).copy_(host) if not root.contiguous else host
+    part = torch.empty(0, dtype=layout.dtype)
+    part.set_(memory.untyped_storage(), layout.offset, layout.size, layout.stride)
+    out = torch.empty_strided(*_packed(layout), dtype=layout.dtype).copy_(part)
+    if layout.bits & 1:
+        out = out.conj_physical()
+    return out.neg() if layout.bits & 2 else out
+
+
+def _packed(layout: Any) -> tuple[Any, Any]:
+    """Sizes and strides of a copy of a view, as ``clone`` gives them."""
+    meta = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device="meta")
+    return layout.size, torch.empty_like(meta).stride()
+
+
+def pending_graph(tensors: tuple[torch.Tensor, ...] = ()) -> Graph:
+    """The graph of what is pending: of the given tensors, or of all live ones.
+
+    Looking changes nothing: what has to be recorded for it (a view that is read) is undone.
+    """
+    with record.lock:
+        if not tensors:
+            values = tuple(dict.fromkeys(s.value for s in live_storages() if s.value.node is not None))
+            return graph_of(trace.cursor, values)
+        mark = trace.mark()
+        cells = [record.cell_of(t) for t in tensors]
+        try:
+            values = tuple(dict.fromkeys([record.load(cell) for cell in cells]))
+            return graph_of(trace.cursor, values)
+        finally:
+            for storage in trace.rewind(mark):
+                storage.value, storage.step, storage.dirty = None, 0, 0
+            for cell in cells:
+                resolve(cell)[0].reads = None
