@@ -15,7 +15,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from lazytpu.errors import UnsupportedOpError
-from lazytpu.ir.layout import Layout
+from lazytpu.ir.layout import Layout, geometry_of
 from lazytpu.ir.op_schema import ABSENT, Op, OpOverload, aten, op_of
 from lazytpu.ir.tree import Node, Value
 from lazytpu.location import site
@@ -123,7 +123,7 @@ def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[Any, ...]
     several = isinstance(made, (list, tuple))
     layouts = []
     for index, out in enumerate(made if several else [made]):
-        geometry = (tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.is_conj() + 2 * out.is_neg())
+        geometry = geometry_of(out)
         _check_bounds(geometry, layout.root)
         if op is _AS_STRIDED:  # speaks of memory, not of the tensor it is called on
             layouts.append(layout.root.child_at(geometry))

@@ -12,7 +12,7 @@ import torch
 
 from lazytpu.dispatch.general import META, Kernel, call_meta, layouts_of
 from lazytpu.dispatch.handwritten import kernel
-from lazytpu.ir.layout import Layout, is_dense, root_layout
+from lazytpu.ir.layout import Layout, geometry_of, is_dense, root_layout
 from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.ir.tree import trace
 from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve
@@ -58,14 +58,7 @@ def _place_as(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage,
     """`_place` where a meta tensor lies, in a storage that is made as large as its storage is."""
     if meta.untyped_storage().nbytes() > storage.layout.nbytes:
         storage = _grow(storage, raw, meta)
-    geometry = (
-        tuple(meta.shape),
-        meta.stride(),
-        int(meta.storage_offset()),
-        meta.dtype,
-        meta.is_conj() + 2 * meta.is_neg(),
-    )
-    return _place(tensor, raw, storage, storage.layout.child_at(geometry))
+    return _place(tensor, raw, storage, storage.layout.child_at(geometry_of(meta)))
 
 
 def _grow(storage: Storage, raw: torch.UntypedStorage, meta: torch.Tensor) -> Storage:

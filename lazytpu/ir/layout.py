@@ -155,6 +155,12 @@ def root_layout(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) 
     return found
 
 
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    """Return the geometry of a tensor in its storage, as torch sees it."""
+    bits = CONJ * tensor.is_conj() + NEG * tensor.is_neg()
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, bits
+
+
 def contiguous_stride(size: Sequence[int]) -> Size:
     """Row-major strides, as torch gives them (a size of 0 counts as 1)."""
     stride, step = [], 1

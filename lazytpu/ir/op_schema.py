@@ -6,6 +6,7 @@ contain it are looked up without running Python code.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +114,20 @@ class Op:
             if bound[position] is ABSENT:
                 bound[position] = value
         return bound
+
+    def call_form(self, bound: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and keyword arguments that call ``recorded``, those that are `ABSENT` left out."""
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        gap = False
+        for argument, x in zip(self.arguments, bound, strict=False):
+            if x is ABSENT:
+                gap = gap or not argument.kwarg_only
+            elif argument.kwarg_only or gap:
+                keywords[argument.name] = x
+            else:
+                positional.append(x)
+        return tuple(positional), keywords
 
 
 def display_name(overload: OpOverload) -> str:

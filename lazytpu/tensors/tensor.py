@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from lazytpu.errors import BackwardError
-from lazytpu.ir.layout import Layout, root_layout
+from lazytpu.ir.layout import Layout, geometry_of, root_layout
 from lazytpu.tensors.copying import deepcopy_tensor, reduce_tensor
 from lazytpu.tensors.printing import represent
 from lazytpu.tensors.storage import Alias, Cell, Storage, cell_at, new_storage
@@ -154,7 +154,7 @@ def adopt(tensor: torch.Tensor) -> Cell:
         state = new_storage(root_layout(size, stride, tensor.dtype))
         storage._s = state
     layout = state.layout
-    geometry = (size, stride, int(tensor.storage_offset()), tensor.dtype, tensor.is_conj() + 2 * tensor.is_neg())
+    geometry = geometry_of(tensor)
     cell = cell_at(state, layout if geometry == layout.geometry else layout.child_at(geometry))
     tensor._s = cell  # type: ignore[attr-defined]
     if type(tensor) is _Tensor:

@@ -291,7 +291,7 @@ def _new_node(
         args[position] = _number(type(bound[position]), counts)
     node = Node(parent)
     node.op, node.key, node.site = op, key, site.here(parent.site, op)
-    node.args, node.kwargs = _call_form(op, args)
+    node.args, node.kwargs = op.call_form(args)
     if op.random:
         node.kwargs["rng"] = Number("i", counts[1], "rng")
         counts[1] += 2
@@ -326,21 +326,6 @@ def _number(key: Any, counts: list[int]) -> Number:
     number = Number(kind, counts[at], key)
     counts[at] += 1
     return number
-
-
-def _call_form(op: Op, args: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments as the recorded overload is called, without absent ones."""
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
-    gap = False
-    for argument, x in zip(op.arguments, args, strict=False):
-        if x is ABSENT:
-            gap = gap or not argument.kwarg_only
-        elif argument.kwarg_only or gap:
-            keywords[argument.name] = x
-        else:
-            positional.append(x)
-    return tuple(positional), keywords
 
 
 def results_of(node: Node, wrap: Callable[[Value], Any]) -> Any:

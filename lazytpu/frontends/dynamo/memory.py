@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lazytpu.ir.layout import Geometry
+from lazytpu.ir.layout import Geometry, geometry_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def memory_groups(module: torch.fx.GraphModule) -> dict[int, Group]:
         distinct = {returned[at] for at in members}
         base = _base(module, memory) if len(distinct) > 1 and memory not in arguments else None
         if base is not None:
-            groups |= {at: Group(number, base, _geometry(_tensor(returned[at]))) for at in members}
+            groups |= {at: Group(number, base, geometry_of(_tensor(returned[at]))) for at in members}
     return groups
 
 
@@ -64,8 +64,3 @@ def _base(module: torch.fx.GraphModule, memory: int) -> torch.fx.Node | None:
             whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
             return node if whole and not tensor.storage_offset() else None
     return None
-
-
-def _geometry(tensor: Any) -> Geometry:
-    bits = int(tensor.is_conj()) + 2 * int(tensor.is_neg())
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, bits

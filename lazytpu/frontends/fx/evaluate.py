@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 from lazytpu.dtypes import to_numpy, to_torch, type_name
 from lazytpu.errors import LazyTPUError, LoweringError, UnsupportedOpError
 from lazytpu.frontends.fx.site import site_of
-from lazytpu.ir.op_schema import ABSENT, NO_COMPUTATION, Op, OpOverload, op_of
+from lazytpu.ir.op_schema import ABSENT, NO_COMPUTATION, Argument, Op, OpOverload, op_of
 from lazytpu.location.site import Site
 from lazytpu.lowering.lower import Type, call_from, can_lower, lower_op
 from lazytpu.lowering.registry import is_strided, rule_of
@@ -276,23 +276,14 @@ def check_functional(node: torch.fx.Node) -> None:
 
 def arguments(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments as rules are given them: without those that say nothing and those that are the schema's default."""
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
-    gap = False
-    for argument, x in zip(op.arguments, op.bind(tuple(args), kwargs), strict=True):
-        if x is ABSENT or argument.kind in ("ignored", "generator") or _is_default(x, argument.default):
-            gap = gap or not argument.kwarg_only
-            continue
-        x = list(x) if isinstance(x, tuple) else x
-        if argument.kwarg_only or gap:
-            keywords[argument.name] = x
-        else:
-            positional.append(x)
-    return tuple(positional), keywords
+    bound = zip(op.arguments, op.bind(tuple(args), kwargs), strict=True)
+    return op.call_form([ABSENT if _says_nothing(a, x) else list(x) if isinstance(x, tuple) else x for a, x in bound])
 
 
-def _is_default(x: Any, default: Any) -> bool:
-    return default is not None and type(x) is type(default) and bool(x == default)
+def _says_nothing(argument: Argument, x: Any) -> bool:
+    default = argument.default
+    is_default = default is not None and type(x) is type(default) and bool(x == default)
+    return is_default or argument.kind in ("ignored", "generator")
 
 
 def unexpected(node: torch.fx.Node) -> LazyTPUError:
