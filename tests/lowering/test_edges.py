@@ -145,35 +145,6 @@ def convolution_gradients(device: Any) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(F.conv2d(x, w, padding=1), (x, w), ones(device, torch.float16, 1296).view(2, 8, 9, 9))
 
 
-def zeros(device: Any, n: int) -> torch.Tensor:
-    """Zeros of both signs."""
-    return torch.where(few("cpu", n) > 1, 0.0, -0.0).to(device)
-
-
-if lazytpu.platform() == "cpu":  # elsewhere equal values keep their order
-    TIES |= {
-        "ties of a sort": lambda d: [
-            few(d, 3, 40).sort(1),
-            few(d, 200, 2).sort(0, descending=True),
-            few(d, 300, dtype=torch.float64).argsort(),
-            few(d, 17, dtype=torch.bool).argsort(descending=True),
-        ],
-        "ties of a long sort": lambda d: [few(d, 70_000).sort(), few(d, 2, 35_000, dtype=torch.float64).argsort(1)],
-        "ties of many whole numbers": lambda d: few(d, 1 << 15, dtype=torch.uint8).sort(),
-        "ties of topk": lambda d: [
-            few(d, 4, n).topk(k, largest=largest) for n, k, largest in ((9, 3, True), (40, 30, False), (400, 5, True))
-        ],
-        "ties of topk in long rows": lambda d: [few(d, 4, 20_000).topk(5), few(d, 70_000, dtype=torch.int32).topk(9)],
-        "ties of topk along a dim": lambda d: few(d, 9, 2, dtype=torch.int64).topk(4, dim=0, largest=False),
-        "ties of kthvalue": lambda d: [few(d, 5, 33).kthvalue(10), few(d, 9, 2).kthvalue(5, 0, keepdim=True)],
-        "ties of mode": lambda d: few(d, 50, dtype=torch.uint8).mode(),
-        "zeros in order": lambda d: [
-            [zeros(d, n).sort(descending=down), zeros(d, n).topk(n // 2, largest=down), zeros(d, n).kthvalue(n // 3)]
-            for n, down in product((12, 40), (False, True))
-        ],
-    }
-
-
 def gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     x = x.detach().requires_grad_()
     return torch.autograd.grad(function(x), x)[0]
@@ -322,6 +293,51 @@ def problems(name: str, got: list[Any], want: list[Any]) -> Iterator[str]:
             off = (g.signbit() != w.signbit()) & ~w.isnan()
             if off.any():
                 yield f"{name}, result {i}: signs of {g[off]}, not {w[off]}"
+
+
+def zeros(n: int) -> torch.Tensor:
+    """Zeros of both signs."""
+    return torch.where(few("cpu", n) > 1, 0.0, -0.0)
+
+
+def in_order(x: torch.Tensor, dim: int, descending: bool) -> list[torch.Tensor]:
+    return list(x.sort(dim=dim, descending=descending, stable=True))
+
+
+SORTED: dict[str, tuple[torch.Tensor, int]] = {
+    "rows": (few("cpu", 3, 40), 1),
+    "columns": (few("cpu", 200, 2), 0),
+    "float64": (few("cpu", 300, dtype=torch.float64), 0),
+    "bool": (few("cpu", 17, dtype=torch.bool), 0),
+    "a long row": (few("cpu", 70_000), 0),
+    "many bytes": (few("cpu", 1 << 15, dtype=torch.uint8), 0),
+    "int64": (few("cpu", 9, 30, dtype=torch.int64), 1),
+    "zeros of both signs": (zeros(40), 0),
+}
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_equal_values_keep_their_order(device: torch.device, descending: bool) -> None:
+    """Torch leaves the order open, so every sort has that of a stable one."""
+    for name, (x, dim) in SORTED.items():
+        ours, want, k = x.to(device), in_order(x, dim, descending), x.shape[dim] // 3
+        first = [t.narrow(dim, 0, k) for t in want]
+        for got in (ours.sort(dim, descending), ours.sort(dim=dim, descending=descending, stable=True)):
+            assert not list(problems(name, list(got), want))
+        assert torch.equal(ours.argsort(dim, descending).cpu(), want[1]), name
+        if x.dtype is torch.bool:
+            continue
+        assert not list(problems(name, list(ours.topk(k, dim, largest=descending)), first))
+        if not descending:
+            assert not list(problems(name, list(ours.kthvalue(k, dim)), [t.select(dim, k - 1) for t in want]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64], ids=str)
+def test_mode_names_an_element_of_the_most_frequent_value(device: torch.device, dtype: torch.dtype) -> None:
+    x = few("cpu", 5, 50, dtype=dtype).nan_to_num()
+    values, indices = (t.cpu() for t in x.to(device).mode())
+    assert torch.equal(values, x.mode().values)
+    assert torch.equal(x.gather(1, indices[:, None])[:, 0], values)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,4 +1,7 @@
-"""Sorting, order statistics and search in sorted data.  NaN is the greatest value, as in torch."""
+"""Sorting, order statistics and search in sorted data.
+
+NaN is the greatest value, as in torch.  Equal values keep their order, whether a stable sort is asked for or not.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,14 @@ from lazytpu.lowering.registry import lowers, target_platform
 from lazytpu.lowering.rules.indexing import gather
 from lazytpu.lowering.rules.reductions import axes_of, wide
 from lazytpu.lowering.rules.shape import axis_of
-from lazytpu.lowering.support.equal_values import can_be_followed, elements, kth_places, top_places
 from lazytpu.lowering.support.operands import result_dtype
-from lazytpu.lowering.support.sort_keys import at_places, order_key, places_as_introsort, places_in_order
+from lazytpu.lowering.support.sort_keys import at_places, order_key, places_in_order
 
 aten = torch.ops.aten
 
 
 def sorted_pair(x, axis, descending=False):
-    """Values and their places (i64), stable."""
+    """Return the values in order and their indices (i64), equal values in the order they have."""
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
     if target_platform() == "cpu":
@@ -35,69 +37,14 @@ def sorted_pair(x, axis, descending=False):
     return lax.rev(values, [axis]), lax.rev(places, [axis])
 
 
-def _follows_eager(x, axis, k=None):
-    """Whether `topk`, or `kthvalue`, gives equal values in eager's order; elsewhere they keep their order."""
-    fixed = all(isinstance(n, int) for n in x.shape)
-    return target_platform() == "cpu" and fixed and can_be_followed(x.shape, axis, k)
-
-
-def _any_equal(sorted_values, axis):
-    key, n = order_key(sorted_values), sorted_values.shape[axis]
-    return jnp.any(lax.slice_in_dim(key, 1, n, axis=axis) == lax.slice_in_dim(key, 0, n - 1, axis=axis))
-
-
-def _as_eager_orders(x, axis, descending, sorted_values, places, find):
-    """``places``, or what ``find`` gives for rows of elements and of places, if there are equal values.
-
-    ``sorted_values`` are those of ``x`` among which equal ones count.
-    """
-
-    def found():
-        rows = jnp.moveaxis(order_key(x, descending), axis, -1)
-        kept = jnp.moveaxis(places, axis, -1)
-        count = x.size // x.shape[axis]
-        ordered = find(elements(rows.reshape(count, -1)), kept.reshape(count, -1).astype(jnp.int32))
-        return jnp.moveaxis(ordered.reshape(kept.shape), -1, axis).astype(places.dtype)
-
-    return lax.cond(_any_equal(sorted_values, axis), found, lambda: places)
-
-
-def _is_short(n):
-    """Whether introsort leaves equal values of a row of ``n`` in order."""
-    return isinstance(n, int) and n <= 16
-
-
-def unstable_pair(x, axis, descending=False):
-    """Values and their places (i64), on CPUs with equal values in the order of eager's unstable sort."""
-    values, places = sorted_pair(x, axis, descending)
-    if x.ndim == 0 or target_platform() != "cpu" or 0 in x.shape or _is_short(x.shape[axis]):
-        return values, places
-
-    def ordered():  # takes XLA five times as long
-        return places_as_introsort(order_key(x, descending), axis)
-
-    # Zeros are the only equal values that differ.  A condition of their own lets XLA leave out places no one asks for.
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        signs = [jnp.any((x == 0) & (jnp.signbit(x) == sign)) for sign in (False, True)]
-        values = lax.cond(signs[0] & signs[1], lambda: at_places(x, ordered(), axis), lambda: values)
-    return values, lax.cond(_any_equal(values, axis), ordered, lambda: places)
-
-
 @lowers(aten.sort.default, aten.sort.stable)
 def sort(out, x, dim=-1, descending=False, *, stable=None):
-    whole = x.ndim == 1 and not descending and jnp.issubdtype(x.dtype, jnp.integer)
-    by_digits = whole and x.size >= 2**15  # which keeps equal values in order
-    return (sorted_pair if stable or by_digits else unstable_pair)(x, axis_of(dim, x.ndim), descending)
+    return sorted_pair(x, axis_of(dim, x.ndim), descending)
 
 
-@lowers(aten.argsort.default)
+@lowers(aten.argsort.default, aten.argsort.stable)
 def argsort(out, x, dim=-1, descending=False, *, stable=False):
-    return sort((), x, dim, descending, stable=stable)[1]
-
-
-@lowers(aten.argsort.stable)
-def argsort_stable(out, x, *, stable, dim=-1, descending=False):
-    return argsort(out, x, dim, descending, stable=stable)
+    return sorted_pair(x, axis_of(dim, x.ndim), descending)[1]
 
 
 def _best(x, axis, count, largest):
@@ -133,13 +80,7 @@ def topk(out, x, k, dim=-1, largest=True, sorted=True):
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     if x.ndim == 0:
         return jnp.broadcast_to(x, out[0].shape), jnp.zeros(out[1].shape, out[1].dtype)
-    axis = axis_of(dim, x.ndim)
-    if not _follows_eager(x, axis, k):
-        return _best(x, axis, k, largest)
-    best, places = _best(x, axis, min(k + 1, x.shape[axis]), largest)  # the next one may be equal to the last
-    first = lax.slice_in_dim(places, 0, k, axis=axis)
-    places = _as_eager_orders(x, axis, largest, best, first, lambda rows, kept: top_places(rows, k, kept))
-    return at_places(x, places, axis), places
+    return _best(x, axis_of(dim, x.ndim), k, largest)
 
 
 def _pick(out, x, axis, values, places, at):
@@ -157,14 +98,7 @@ def kthvalue(out, x, k, dim=-1, keepdim=False):
     if x.size == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     axis = axis_of(dim, x.ndim)
-    values, places = sorted_pair(x, axis)
-    picked = _pick(out, x, axis, values, places, jnp.int64(k - 1))
-    if x.ndim == 0 or not _follows_eager(x, axis) or x.shape[axis] < 3:
-        return picked
-    near = lax.slice_in_dim(values, max(k - 2, 0), min(k + 1, x.shape[axis]), axis=axis)
-    place = lax.expand_dims(picked[1], [axis] if len(out[1].shape) < x.ndim else [])
-    place = _as_eager_orders(x, axis, False, near, place, lambda rows, _: kth_places(rows, k - 1))
-    return tuple(lax.reshape(a, out[1].shape) for a in (at_places(x, place, axis), place))
+    return _pick(out, x, axis, *sorted_pair(x, axis), jnp.int64(k - 1))
 
 
 def _middle(out, x, axis, skip_nan):
@@ -218,7 +152,7 @@ def mode(out, x, dim=-1, keepdim=False):
     if x.size == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     axis = axis_of(dim, x.ndim)
-    values, places = unstable_pair(x, axis)
+    values, places = sorted_pair(x, axis)
     if x.ndim == 0:
         return values, places
     n, here = x.shape[axis], lax.broadcasted_iota(jnp.int32, x.shape, axis)

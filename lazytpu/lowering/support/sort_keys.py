@@ -47,9 +47,3 @@ def places_in_order(key, axis):
         return _sorted_places(upper, axis)
     places = _sorted_places(lower, axis)
     return at_places(places, _sorted_places(at_places(upper, places, axis), axis), axis)
-
-
-def places_as_introsort(key, axis):
-    """As `places_in_order`, but equal ones as the C++ library's ``std::sort`` leaves them, which XLA calls on CPUs."""
-    places = lax.broadcasted_iota(jnp.int32, key.shape, axis)
-    return lax.sort((key, places), dimension=axis, num_keys=1, is_stable=False)[1].astype(jnp.int64)
