@@ -1,0 +1,28 @@
+"""What the tests of the runtime share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lazytpu
+from lazytpu.config import config
+from lazytpu.observe import metrics
+from lazytpu.runtime.disk_cache import store
+from lazytpu.tracing import step
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A disk cache of this test's own, switched on."""
+    place = tmp_path / "cache"
+    for name, value in (("disk_cache", True), ("disk_cache_dir", str(place))):
+        monkeypatch.setattr(config, name, value)
+    monkeypatch.setattr(store, "_told", set())
+    lazytpu.wait()
+    step.forget()
+    metrics.reset()
+    yield place
+    step.forget()
