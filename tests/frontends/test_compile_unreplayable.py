@@ -156,16 +156,13 @@ def test_verify_finds_what_no_guard_sees() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         return x * Hidden.factor
 
-    x = torch.ones(
-        2, 7, device=lazytpu.device()
-    )  # a shape of its own: a step that is recorded again keeps its first lines
+    x = torch.ones(2, 7, device=lazytpu.device())  # a graph of this test's own, as its first lines are the ones named
     for _ in range(12):
         step(x)
     assert lazytpu.metrics.counter("verified") >= 2
     Hidden.factor = 3.0
-    with pytest.raises(
-        ReplayError, match=r"2.0, then 3.0, in aten.mul.Tensor at test_compile_unreplayable.py"
-    ) as caught:
+    message = "2.0, then 3.0, in aten.mul.Tensor at test_compile_unreplayable.py"
+    with pytest.raises(ReplayError, match=message) as caught:
         for _ in range(4):
             step(x)
     assert "is not what was replayed" in str(caught.value)
