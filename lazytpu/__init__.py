@@ -35,7 +35,7 @@ from lazytpu import debug, export, lowering
 from lazytpu.config import config
 from lazytpu.debug import profiler
 from lazytpu.debug.explain import explain
-from lazytpu.debug.inspect import hlo_text, ir_dot, ir_text, stablehlo_text
+from lazytpu.debug.graph_text import hlo_text, ir_dot, ir_text, stablehlo_text
 from lazytpu.dispatch.registration import register
 from lazytpu.export.package import load_package as load
 from lazytpu.frontends import control_flow as _control_flow

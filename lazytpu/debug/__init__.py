@@ -1,4 +1,4 @@
-"""Debug modes: run each op at once, compare with the CPU, find the first NaN, stop where an op is recorded."""
+"""Debug: run each op at once, compare with the CPU, find the first NaN, stop where an op is recorded."""
 
 from lazytpu.debug.against_cpu import check
 from lazytpu.debug.modes import break_at, eager

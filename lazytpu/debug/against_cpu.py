@@ -1,38 +1,37 @@
-"""`check`: every recorded op against the same op on the CPU."""
+"""`check`: compare every recorded op with the same op on the CPU."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from lazytpu.debug.observe import Observed, describe, observing, results_of
 from lazytpu.debug.on_cpu import run_on_cpu, why_not, wide
+from lazytpu.debug.values import PendingGraph, describe, observing, results_of
 from lazytpu.ir.tree import Node, Value, operands
 from lazytpu.location.site import UNKNOWN, Site
 
 CHUNK_BYTES = 256 << 20
-"""Values of this size, or of one op where that is more, are brought to the CPU at a time."""
+"""How much is copied to the CPU at a time; at least the results of one op."""
 
 _TOLERANCES = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-5, torch.complex64: 1e-5}
 _TOLERANCES |= {torch.float16: 2e-3, torch.complex32: 2e-3, torch.bfloat16: 1.6e-2}
-_ROUNDING = 8  # times as far from float64's result as the CPU's own is no error
+_ROUNDING = 8  # a result may be this many times as far from that in float64 as the CPU's is
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An op whose result is not the CPU's.
+    """An op whose result differs from the CPU's.
 
     Attributes:
         op, site: the aten op and the user's line.
         operands: types and ranges of its tensor operands.
         result: type and range of the device's result.
         largest: the largest difference, ``relative`` to the largest magnitude of the CPU's result.
-        position: where that is; there it is ``ours`` on the device and ``theirs`` on the CPU.
-        differing, elements: how many elements are beyond the tolerance, of how many.
+        index: where that is; the element is ``ours`` on the device and ``theirs`` on the CPU.
+        differing, elements: how many elements are beyond the tolerance, out of how many.
     """
 
     op: str
@@ -41,32 +40,32 @@ class Difference:
     result: str
     largest: float
     relative: float
-    position: tuple[int, ...]
-    ours: Any
-    theirs: Any
+    index: tuple[int, ...]
+    ours: bool | float | complex
+    theirs: bool | float | complex
     differing: int
     elements: int
 
     def __str__(self) -> str:
         lines = [
             f"{self.op} differs from the CPU by {self.largest:.3g} (relative {self.relative:.2g}): "
-            f"{self.ours} instead of {self.theirs} at {list(self.position)}; "
+            f"{self.ours} instead of {self.theirs} at {list(self.index)}; "
             f"{self.differing} of {self.elements} elements",
             f"  at    {self.site.describe()}",
             *[f"  with  {text}" for text in self.operands],
-            f"  gives {self.result}",
+            f"  got   {self.result}",
         ]
         return "\n".join(lines)
 
 
 @dataclass(slots=True)
 class Checked:
-    """What `check` has found.
+    """What `check` found.
 
     Attributes:
         difference: the first op that differs, None where none does.
         compared: how many ops were compared, up to that one.
-        skipped: (op, why it was not compared) to how often.
+        skipped: how often each (op, why it was not compared) occurred.
     """
 
     difference: Difference | None = None
@@ -89,48 +88,48 @@ class Checked:
     __repr__ = __str__
 
 
-def check(function: Callable[..., Any], *args: Any, rtol: float | None = None, **kwargs: Any) -> Checked:
-    """Runs a function on the device, and every op that it records on the CPU too, and compares.
+def check(function: Callable[..., object], *args: object, rtol: float | None = None, **kwargs: object) -> Checked:
+    """Run a function on the device, and every op that it records on the CPU too, and compare.
 
     Each op is compared by itself: the CPU gets the operands that the op had on the device, so the first difference is
-    the op that is wrong, not one that was given something wrong.  The graphs run as ever, and an extra time with all
-    of their values as outputs, so what XLA fuses may differ from the graph as it runs otherwise.
+    the op that is wrong, not one that got a wrong operand.  The graphs run as usual, and an extra time with all of
+    their values as outputs, so fusions may differ from those of the usual run.
 
     Args:
-        function: a function, or one given to `lazytpu.compile`, whose calls are recorded this time.
+        function: a function; if it is compiled by `lazytpu.compile`, it is recorded this time.
         args, kwargs: for the function.
-        rtol: difference that is allowed, in relation to the largest magnitude of the result; by default 1e-5 for f32,
-            1e-10 for f64, 2e-3 for f16, 1.6e-2 for bf16.  More is allowed where the CPU is nearly as far from the
-            result in float64.  Integers and bools have to be equal, and so have NaN and infinities.
+        rtol: allowed difference relative to the largest magnitude of the result; by default 1e-5 for f32, 1e-10 for
+            f64, 2e-3 for f16, 1.6e-2 for bf16.  More is allowed where the CPU's result is about as far from that in
+            float64.  Integers, bools, NaN and infinities must be equal.
 
     Returns:
-        The first difference, how many ops were compared and which could not be.
+        The first difference, how many ops were compared, and which were not.
 
     Example:
         >>> assert lazytpu.debug.check(train_step, x, y).ok  # doctest: +SKIP
     """
     found = Checked()
-    with observing(lambda observed: _check_graph(observed, found, rtol), "check"):
-        held = function(*args, **kwargs)  # to the cut
+    with observing(lambda pending: _check_graph(pending, found, rtol), "check"):
+        held = function(*args, **kwargs)  # until the cut
     del held
     return found
 
 
-def _check_graph(observed: Observed, found: Checked, rtol: float | None) -> None:
-    path = observed.last.path()
+def _check_graph(pending: PendingGraph, found: Checked, rtol: float | None) -> None:
+    path = pending.last.path()
     last_use = {x: i for i, node in enumerate(path) for x in operands(node) if type(x) is Value}
     known: dict[Value, torch.Tensor] = {}
-    position = 0
+    done = 0
     for chunk in _chunks(path):
         if not found.ok:
             return
         wanted = [x for node in chunk for x in operands(node) if type(x) is Value and x.node is None and x not in known]
-        known |= observed.contents([*wanted, *[v for node in chunk for v in results_of(node)]])
+        known |= pending.contents([*wanted, *[v for node in chunk for v in results_of(node)]])
         for node in chunk:
             if found.ok:
-                _check_op(node, known, observed, found, rtol)
-        position += len(chunk)
-        known = {v: held for v, held in known.items() if last_use.get(v, -1) >= position}
+                _check_op(node, known, pending, found, rtol)
+        done += len(chunk)
+        known = {v: held for v, held in known.items() if last_use.get(v, -1) >= done}
 
 
 def _chunks(path: list[Node]) -> Iterator[list[Node]]:
@@ -148,14 +147,14 @@ def _chunks(path: list[Node]) -> Iterator[list[Node]]:
 
 
 def _check_op(
-    node: Node, known: dict[Value, torch.Tensor], observed: Observed, found: Checked, rtol: float | None
+    node: Node, known: dict[Value, torch.Tensor], pending: PendingGraph, found: Checked, rtol: float | None
 ) -> None:
     reason = why_not(node)
     theirs: list[torch.Tensor | None] = []
     if not reason:
         try:
-            theirs = run_on_cpu(node, known, observed)
-        except Exception as error:  # whatever the CPU's kernel does not take
+            theirs = run_on_cpu(node, known, pending)
+        except Exception as error:  # the CPU's kernel refuses the operands
             reason = f"fails on the CPU: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
     if reason:
         found.skipped[str(node.op.name), reason] += 1
@@ -164,13 +163,13 @@ def _check_op(
     for index, (value, right) in enumerate(zip(node.values, theirs, strict=True)):
         if value is not None and right is not None:
             wrong = _differing(known[value], right, rtol)
-            if bool(wrong.any()) and not _is_rounding(node, index, known, right, observed):
+            if bool(wrong.any()) and not _is_rounding(node, index, known, right, pending):
                 found.difference = _difference(node, value, known, right, wrong)
                 return
 
 
 def _differing(ours: torch.Tensor, theirs: torch.Tensor, rtol: float | None) -> torch.Tensor:
-    """Where they differ by more than is allowed."""
+    """Return where they differ by more than is allowed."""
     if theirs.dtype not in _TOLERANCES:
         return ours != theirs
     allowed = (_TOLERANCES[theirs.dtype] if rtol is None else rtol) * _scale(theirs)
@@ -180,26 +179,26 @@ def _differing(ours: torch.Tensor, theirs: torch.Tensor, rtol: float | None) -> 
 
 
 def _scale(x: torch.Tensor) -> float:
-    """The largest finite magnitude."""
+    """Return the largest finite magnitude."""
     magnitudes = wide(x).abs()
     finite = magnitudes[magnitudes.isfinite()]
     return float(finite.max()) if finite.numel() else 0.0
 
 
 def _is_rounding(
-    node: Node, index: int, known: dict[Value, torch.Tensor], theirs: torch.Tensor, observed: Observed
+    node: Node, index: int, known: dict[Value, torch.Tensor], theirs: torch.Tensor, pending: PendingGraph
 ) -> bool:
-    """Whether the CPU's result is about as far from that in float64."""
+    """Return whether the CPU's result is about as far from that in float64."""
     if theirs.dtype not in _TOLERANCES or theirs.dtype in (torch.float64, torch.complex128):
         return False
     try:
-        true = run_on_cpu(node, known, observed, double=True)[index]
+        exact = run_on_cpu(node, known, pending, double=True)[index]
     except Exception:  # no kernel for float64
         return False
     value = node.values[index]
-    assert true is not None and value is not None
-    own = (wide(theirs) - true).abs().nan_to_num(0.0).max()
-    difference = (wide(known[value]) - true).abs()
+    assert exact is not None and value is not None
+    own = (wide(theirs) - exact).abs().nan_to_num(0.0).max()
+    difference = (wide(known[value]) - exact).abs()
     return bool((difference <= _ROUNDING * own).all())
 
 
@@ -212,7 +211,7 @@ def _difference(
         a, b = a.to(torch.float64), b.to(torch.float64)
     gaps = torch.where(wrong, (a - b).abs().nan_to_num(float("inf")), torch.zeros((), dtype=torch.float64))
     flat = int(gaps.reshape(-1).argmax())
-    position = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), gaps.shape)) if gaps.ndim else ()
+    at = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), gaps.shape)) if gaps.ndim else ()
     largest, scale = float(gaps.max()), _scale(theirs)
     texts = dict.fromkeys(x for x in operands(node) if type(x) is Value)
     return Difference(
@@ -222,9 +221,9 @@ def _difference(
         describe(value.layout, ours),
         largest,
         largest / scale if scale else float("inf"),
-        position,
-        ours[position].item(),
-        theirs[position].item(),
+        at,
+        ours[at].item(),
+        theirs[at].item(),
         int(wrong.sum()),
         wrong.numel(),
     )

@@ -1,4 +1,4 @@
-"""What two graphs have in common, and where they differ."""
+"""Compare the IR of two graphs: how much they have in common, and where they differ."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import Literal, TypeAlias
 
 _VALUE = re.compile(r"%[a-z]?\d+(?:\.\d+)?")
 _OP = re.compile(r" = ([\w.]+)\(")
 CONTEXT = 3
 # Above this many lines between the common start and end, very frequent lines do not anchor the match (see difflib).
 _EXACT = 3000
+Kind: TypeAlias = Literal["replace", "delete", "insert", "equal"]
 
 
 @dataclass(frozen=True)
 class Text:
-    """The IR of a graph for comparing: its lines, and the lines without the names of values.
+    """The IR of a graph, prepared for comparing: its lines, and the lines without the names of values.
 
     One op more renumbers all that follow it, so lines are compared without numbers.
     """
@@ -30,7 +32,7 @@ class Text:
 
 
 def text_of(name: str, ir: str) -> Text:
-    """Prepares ``ir`` (see `ir.printer.graph_text`) for comparing."""
+    """Prepare ``ir`` (see `ir.printer.graph_text`) for comparing."""
     lines = tuple(line.rstrip() for line in ir.splitlines())
     keys = tuple(_VALUE.sub("%", line.partition(" # ")[0].rstrip()) for line in lines)
     ops = Counter(match[1] for match in map(_OP.search, keys) if match)
@@ -38,7 +40,7 @@ def text_of(name: str, ir: str) -> Text:
 
 
 def nearest(text: Text, others: Sequence[Text]) -> Text | None:
-    """The one that shares most ops with ``text``, of several the one that shares most lines, the latest of these.
+    """Return the graph that shares most ops with ``text``, then most lines, then the latest.
 
     None where none has half of its ops in common.
     """
@@ -52,12 +54,9 @@ def nearest(text: Text, others: Sequence[Text]) -> Text | None:
 
 
 def unified(old: Text, new: Text) -> str:
-    """The differences in the unified format of ``diff``; empty where there are none."""
-    hunks = _hunks(old, new)
-    if not hunks:
-        return ""
-    out = [f"--- {old.name}", f"+++ {new.name}"]
-    for group in hunks:
+    """Return the differences in the unified format of ``diff``; empty where there are none."""
+    out = []
+    for group in _Matcher(old.keys, new.keys).get_grouped_opcodes(CONTEXT):
         (_, a0, _, b0, _), (_, _, a1, _, b1) = group[0], group[-1]
         out.append(f"@@ -{a0 + 1},{a1 - a0} +{b0 + 1},{b1 - b0} @@")
         for kind, i, j, k, m in group:
@@ -68,50 +67,27 @@ def unified(old: Text, new: Text) -> str:
                 out += [text for a, b in pairs for text in (f"-{a}", f"+{b}")]
             else:
                 out += [f"-{line}" for line in old.lines[i:j]] + [f"+{line}" for line in new.lines[k:m]]
-    return "\n".join(out)
+    return "\n".join([f"--- {old.name}", f"+++ {new.name}", *out]) if out else ""
 
 
 def _same_ops(old: Sequence[str], new: Sequence[str]) -> bool:
     return [_OP.findall(x) for x in old] == [_OP.findall(x) for x in new]
 
 
-_Edit = tuple[str, int, int, int, int]
+class _Matcher(SequenceMatcher[str]):
+    """Matches two lists of lines, with the common start and end taken off first: most recompiles change little."""
 
+    def __init__(self, old: Sequence[str], new: Sequence[str]) -> None:
+        super().__init__()
+        self._old, self._new = old, new
 
-def _hunks(old: Text, new: Text) -> list[list[_Edit]]:
-    edits = _edits(old.keys, new.keys)
-    hunks: list[list[_Edit]] = []
-    current: list[_Edit] = []
-    for kind, i, j, k, m in edits:
-        if kind != "equal":
-            current.append((kind, i, j, k, m))
-            continue
-        head = min(CONTEXT, j - i)
-        if current and j - i > 2 * CONTEXT:
-            hunks.append([*current, ("equal", i, i + head, k, k + head)])
-            current = [("equal", j - CONTEXT, j, m - CONTEXT, m)]
-        elif current:
-            current.append((kind, i, j, k, m))
-        else:
-            current = [("equal", j - head, j, m - head, m)]
-    if any(kind != "equal" for kind, *_ in current):
-        last = current[-1]
-        if last[0] == "equal" and last[2] - last[1] > CONTEXT:
-            current[-1] = ("equal", last[1], last[1] + CONTEXT, last[3], last[3] + CONTEXT)
-        hunks.append(current)
-    return hunks
-
-
-def _edits(old: Sequence[str], new: Sequence[str]) -> list[_Edit]:
-    """Edits as difflib's opcodes, with the common start and end taken off first: most recompiles change little."""
-    limit = min(len(old), len(new))
-    start = next((i for i in range(limit) if old[i] != new[i]), limit)
-    end = next((i for i in range(limit - start) if old[-1 - i] != new[-1 - i]), limit - start)
-    middle = SequenceMatcher(None, old[start : len(old) - end], new[start : len(new) - end], autojunk=False)
-    if max(len(old), len(new)) - start - end > _EXACT:
-        middle = SequenceMatcher(None, old[start : len(old) - end], new[start : len(new) - end])
-    edits: list[_Edit] = [("equal", 0, start, 0, start)] if start else []
-    edits += [(kind, i + start, j + start, k + start, m + start) for kind, i, j, k, m in middle.get_opcodes()]
-    if end:
-        edits.append(("equal", len(old) - end, len(old), len(new) - end, len(new)))
-    return edits
+    def get_opcodes(self) -> list[tuple[Kind, int, int, int, int]]:
+        old, new = self._old, self._new
+        limit = min(len(old), len(new))
+        start = next((i for i in range(limit) if old[i] != new[i]), limit)
+        end = next((i for i in range(limit - start) if old[-1 - i] != new[-1 - i]), limit - start)
+        a, b = len(old) - end, len(new) - end
+        middle = SequenceMatcher(None, old[start:a], new[start:b], autojunk=max(a, b) - start > _EXACT)
+        edits = [(kind, i + start, j + start, k + start, m + start) for kind, i, j, k, m in middle.get_opcodes()]
+        first: list[tuple[Kind, int, int, int, int]] = [("equal", 0, start, 0, start)] if start else []
+        return first + edits + ([("equal", a, len(old), b, len(new))] if end else [])

@@ -1,186 +1,85 @@
-"""What instructions of HLO cost: floating point operations and bytes, counted from their shapes.
+"""FLOPs of recorded ops: torch's own formulas for products, one for each element for any other computation.
 
-XLA gives such figures for a whole executable only.  The rules are those of its ``HloCostAnalysis``: a matrix
-product of [m,k] by [k,n] is 2mkn operations, any other arithmetic one for each element, and what only moves data is
-none.  Bytes are what an instruction reads and writes; inside a fusion nothing goes to memory, so a fusion is counted
-as one instruction.  The body of a loop counts as often as it runs, where the text tells how often that is.
+The formulas are those of ``torch.utils.flop_counter``, which count a multiplication and an addition as two.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from math import log2, prod
+from collections.abc import Callable
+from math import prod
 
-from lazytpu.debug.hlo import Computation, Instruction, Module, bytes_of, elements_of, shapes_of
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-# Opcodes with one operation for each element of the result.
-_POINTWISE = set(
-    "abs add and atan2 cbrt ceil clamp compare cosine count-leading-zeros divide erf exponential exponential-minus-one "
-    "floor imag is-finite log log-plus-one logistic maximum minimum multiply negate not or popcnt power real "
-    "remainder round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic "
-    "shift-right-logical sign sine sqrt stochastic-convert subtract tan tanh xor".split()
+from lazytpu.ir.subgraph import Subgraph
+from lazytpu.ir.tree import Node, Value, operands
+
+aten = torch.ops.aten
+Size = tuple[int, ...]
+
+# Ops that move data or make constants, and compute nothing.
+_NO_COMPUTATION = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_to_copy _unsafe_index _unsafe_index_put arange as_strided_scatter cat clone constant_pad_nd copy "
+        "diagonal_scatter empty empty_like empty_strided eye fill flip full full_like gather index index_put "
+        "index_select ones ones_like repeat roll scalar_tensor scatter select_backward select_scatter slice_backward "
+        "slice_scatter stack zeros zeros_like"
+    ).split()
 )
-_POINTWISE.add("complex")
-# Opcodes that move nothing: names for what is there already, and calls, whose bodies are counted.
-_NO_BYTES = set(
-    "parameter constant tuple get-tuple-element bitcast after-all while call conditional opt-barrier add-dependency "
-    "partition-id replica-id".split()
-)
-_CALLS = {"while", "call", "conditional", "fusion", "async-start"}
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """An instruction as it runs.
-
-    Attributes:
-        instruction: what runs.
-        times: how often.
-        caller: the instruction that applies its computation; None in the entry.
-        fused: whether it is part of a fusion, so that it reads and writes no memory.
-    """
-
-    instruction: Instruction
-    times: int
-    caller: Visit | None
-    fused: bool
-
-
-def visits(module: Module) -> Iterator[Visit]:
-    """Every instruction that runs, a computation once for each instruction that applies it."""
-
-    def walk(computation: Computation, times: int, caller: Visit | None, fused: bool) -> Iterator[Visit]:
-        for instruction in computation.instructions:
-            visit = Visit(instruction, times, caller, fused)
-            yield visit
-            if instruction.opcode not in _CALLS:
-                continue
-            trips = trip_count(module, instruction) if instruction.opcode == "while" else 1
-            for name in instruction.called:
-                if name in module.computations:
-                    called = module.computations[name]
-                    yield from walk(called, times * trips, visit, fused or instruction.opcode == "fusion")
-
-    return walk(module.entry, 1, None, False)
+def flops_of(node: Node) -> int:
+    """Return the FLOPs of one op; those of a body are counted once for each iteration where their number is known."""
+    overload = node.op.recorded
+    bodies = [x for x in (*node.args, *node.kwargs.values()) if isinstance(x, Subgraph)]
+    if bodies:
+        return _iterations(node) * sum(flops_of(inner) for body in bodies for inner in body.graph.nodes)
+    packet = getattr(overload, "overloadpacket", None)
+    if getattr(overload, "is_view", False) or str(packet) in _NO_COMPUTATION:
+        return 0
+    formula = _FORMULAS.get(packet)
+    if formula is not None:
+        return formula(*[_size(x) for x in node.args])
+    if packet in flop_registry:
+        args, kwargs, results = tree_map(_size, (node.args, node.kwargs, node.values))
+        return int(flop_registry[packet](*args, **kwargs, out_val=results if len(results) > 1 else results[0]))
+    return max([prod(x.layout.size) for x in (*operands(node), *node.values) if type(x) is Value], default=0)
 
 
-def trip_count(module: Module, loop: Instruction) -> int:
-    """How often a loop runs: as XLA found out, else the constant that its condition compares with, else 1."""
-    known = _TRIPS.search(loop.attributes)
-    if known:
-        return int(known[1])
-    match = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
-    condition = module.computations.get(match[1]) if match else None
-    if condition is None:
-        return 1
-    by_name = {i.name: i for i in condition.instructions}
-    for instruction in condition.instructions:
-        if instruction.opcode == "compare" and "direction=LT" in instruction.attributes:
-            bound = by_name.get(instruction.operands[1])
-            if bound is not None and bound.opcode == "constant" and bound.literal.isdigit():
-                return int(bound.literal)
-    return 1
+def _size(x: object) -> object:
+    return x.layout.size if type(x) is Value else x
 
 
-class Costs:
-    """Counts for the instructions of one module."""
-
-    def __init__(self, module: Module) -> None:
-        self._types = {(c.name, i.name): i.type for c, i in module.instructions()}
-        self._home = {id(i): c.name for c, i in module.instructions()}
-
-    def operand_types(self, instruction: Instruction) -> list[str]:
-        """Types of the operands."""
-        home = self._home[id(instruction)]
-        return [self._types.get((home, name), "") for name in instruction.operands]
-
-    def flops(self, instruction: Instruction) -> int:
-        """Operations of one run of the instruction itself, without the computations it calls."""
-        opcode = instruction.opcode
-        if opcode in _POINTWISE:
-            return elements_of(instruction.type)
-        rule = _RULES.get(opcode)
-        return rule(instruction, self.operand_types(instruction)) if rule is not None else 0
-
-    def bytes(self, instruction: Instruction) -> int:
-        """Bytes that one run of the instruction reads and writes."""
-        opcode = instruction.opcode
-        if opcode in _NO_BYTES:
-            return 0
-        result = bytes_of(instruction.type)
-        if opcode in ("slice", "dynamic-slice", "gather"):
-            return 2 * result
-        types = self.operand_types(instruction)
-        if opcode == "dynamic-update-slice" and len(types) > 1:
-            return 2 * bytes_of(types[1])
-        return result + sum(map(bytes_of, types))
+def _iterations(node: Node) -> int:
+    """Return how often a loop runs; 1 for a condition, and for a loop that ends by a condition."""
+    named = {name: node.args[i] for name, i in node.op.positions.items() if i < len(node.args)}
+    if "layers" in named:
+        return int(named["layers"])
+    return int(named["xs"][0].layout.size[0]) if "xs" in named else 1
 
 
-def _dims(instruction: Instruction, name: str) -> list[int]:
-    match = re.search(rf"{name}={{([\d,]*)}}", instruction.attributes)
-    return [int(n) for n in match[1].split(",") if n] if match else []
+def _linear(x: Size, weight: Size, bias: Size | None = None) -> int:
+    return 2 * prod(x) * weight[0]
 
 
-def _dot(instruction: Instruction, types: list[str]) -> int:
-    sizes = shapes_of(types[0])[0][1]
-    contracted = prod(sizes[d] for d in _dims(instruction, "lhs_contracting_dims"))
-    return 2 * elements_of(instruction.type) * contracted
+def _linear_backward(x: Size, grad: Size, weight: Size, mask: list[bool]) -> int:
+    return 2 * prod(x) * weight[0] * (mask[0] + mask[1])
 
 
-def _convolution(instruction: Instruction, types: list[str]) -> int:
-    labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
-    kernel = shapes_of(types[1])[0][1]
-    features = kernel[labels[1].index("o")] if labels else 1
-    return 2 * elements_of(instruction.type) * (prod(kernel) // max(features, 1))
+def _attention(query: Size, key: Size, value: Size, *rest: object) -> int:
+    return int(sdpa_flop_count(query, key, value))
 
 
-def _window(instruction: Instruction, types: list[str]) -> int:
-    size = re.search(r"size=([\dx]+)", instruction.attributes)
-    return elements_of(instruction.type) * (prod(map(int, size[1].split("x"))) if size else 1)
+def _attention_backward(grad: Size, query: Size, key: Size, value: Size, *rest: object) -> int:
+    return int(sdpa_backward_flop_count(grad, query, key, value))
 
 
-def _inputs(instruction: Instruction, types: list[str]) -> int:
-    return elements_of(types[0]) if types else 0
-
-
-def _sort(instruction: Instruction, types: list[str]) -> int:
-    count = _inputs(instruction, types)
-    sizes = shapes_of(types[0])[0][1] if types else ()
-    (along,) = _dims(instruction, "dimensions") or [0]
-    return int(count * max(1.0, log2(max(sizes[along], 2)))) if sizes else 0
-
-
-def _updates(instruction: Instruction, types: list[str]) -> int:
-    return elements_of(types[-1]) if types else 0
-
-
-def _fft(instruction: Instruction, types: list[str]) -> int:
-    length = prod(_dims(instruction, "fft_length"))
-    return int(5 * elements_of(instruction.type) * max(1.0, log2(max(length, 2))))
-
-
-def _cubic(instruction: Instruction, types: list[str]) -> int:
-    sizes = shapes_of(types[0])[0][1]
-    return elements_of(instruction.type) * sizes[-1] if sizes else 0
-
-
-_RULES: dict[str, Callable[[Instruction, list[str]], int]] = {
-    "dot": _dot,
-    "convolution": _convolution,
-    "reduce": _inputs,
-    "reduce-window": _window,
-    "select-and-scatter": _inputs,
-    "map": _inputs,
-    "all-reduce": _inputs,
-    "reduce-scatter": _inputs,
-    "sort": _sort,
-    "scatter": _updates,
-    "fft": _fft,
-    "cholesky": _cubic,
-    "triangular-solve": _cubic,
-    "rng": lambda instruction, types: elements_of(instruction.type),
-    "rng-bit-generator": lambda instruction, types: elements_of(instruction.type),
+# Ops that torch's counter does not know, because other devices record them in parts.
+_FORMULAS: dict[object, Callable[..., int]] = {
+    aten.linear: _linear,
+    aten.linear_backward: _linear_backward,
+    aten._scaled_dot_product_fused_attention_overrideable: _attention,
+    aten._scaled_dot_product_fused_attention_overrideable_backward: _attention_backward,
 }

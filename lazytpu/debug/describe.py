@@ -1,38 +1,29 @@
-"""A compiled graph as tables of plain data: ops with types, lines and costs, memory, links from text to ops."""
+"""Describe a compiled graph as tables of plain data: ops with types, lines and costs, memory, HLO with its ops."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from lazytpu.debug.cost import Costs, Visit, visits
+from lazytpu.debug.cost import flops_of
+from lazytpu.debug.folder import JsonObject
 from lazytpu.debug.hlo import Module
-from lazytpu.debug.links import Names, Origin
+from lazytpu.debug.links import Origin
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.printer import node_text, number_name
 from lazytpu.ir.tree import Node, Number, Value, operands
 from lazytpu.runtime.executable import donated_bytes
 
-Table = dict[str, Any]
 
-
-def graph_table(graph: Graph, flops: Counter[int]) -> Table:
-    """Inputs, numbers, ops and outputs, and the lines from which the lines of the ops were called.
-
-    Args:
-        graph: what was compiled.
-        flops: operations of each op, by position.
-    """
+def graph_table(graph: Graph) -> JsonObject:
+    """Return inputs, scalar inputs, ops and outputs, and the call stacks of the ops' lines."""
     names = graph.names
     donated = {graph.inputs[i] for i in graph.donated}
-    inputs = [{**_value(v, names), "donated": v in donated} for v in graph.inputs]
-    stacks: dict[Any, int] = {}
-    ops = [_op(node, names, flops[i]) for i, node in enumerate(graph.nodes)]
-    for op, node in zip(ops, graph.nodes, strict=True):
-        op["stack"] = stacks.setdefault(_callers(node), len(stacks))
+    stacks: dict[tuple[tuple[str, int], ...], int] = {}
+    ops = [{**_op(node, names), "stack": stacks.setdefault(_callers(node), len(stacks))} for node in graph.nodes]
     return {
-        "inputs": inputs,
+        "inputs": [{**_value(v, names), "donated": v in donated} for v in graph.inputs],
         "numbers": [{"name": number_name(n), "kind": n.kind} for n in graph.numbers],
         "ops": ops,
         "stacks": [[list(line) for line in stack] for stack in stacks],
@@ -41,19 +32,19 @@ def graph_table(graph: Graph, flops: Counter[int]) -> Table:
 
 
 def is_of_program(file: str) -> bool:
-    """Whether a file is of the program that ran, and not of a package that it uses, such as one that started it."""
+    """Return whether a file belongs to the program that ran, and not to an installed package."""
     return f"{os.sep}site-packages{os.sep}" not in file
 
 
 def _callers(node: Node) -> tuple[tuple[str, int], ...]:
-    """The lines that led to the line of an op, the innermost first."""
+    """Return the lines that led to the line of an op, the innermost first."""
     stack: tuple[tuple[str, int], ...] = node.site.stack if node.site is not None else ()
     return tuple([line for line in dict.fromkeys(stack[1:]) if is_of_program(line[0]) and line != stack[0]])
 
 
-def _op(node: Node, names: dict[Value, str], flops: int) -> Table:
+def _op(node: Node, names: dict[Value, str]) -> JsonObject:
     results = [_value(v, names) for v in node.values if v is not None]
-    used = list(dict.fromkeys(x for x in operands(node)))
+    used = list(dict.fromkeys(operands(node)))
     site = node.site
     return {
         "name": results[0]["name"] if results else "",
@@ -65,48 +56,27 @@ def _op(node: Node, names: dict[Value, str], flops: int) -> Table:
         "line": site.line if site else 0,
         "module": site.module if site else "",
         "backward": site.backward if site else False,
-        "flops": flops,
+        "flops": flops_of(node),
         "bytes": _bytes(node, used),
     }
 
 
-def _value(value: Value, names: dict[Value, str]) -> Table:
+def _value(value: Value, names: dict[Value, str]) -> JsonObject:
     return {"name": names[value], "type": value.layout.describe(), "bytes": value.layout.nbytes}
 
 
-def _bytes(node: Node, used: list[Any]) -> int:
-    """What the op by itself would read and write; a view does neither."""
+def _bytes(node: Node, used: Sequence[Value | Number]) -> int:
+    """Return the bytes that the op by itself would read and write; a view does neither."""
     if getattr(node.op.recorded, "is_view", False):  # loops and conditions are of another class
         return 0
-    return sum(v.layout.nbytes for v in [*used, *node.values] if type(v) is Value)
+    return sum(v.layout.nbytes for v in (*used, *node.values) if type(v) is Value)
 
 
-def flops_of(module: Module, names: Names, found: dict[int, Origin]) -> Counter[int]:
-    """Operations of each op of the IR, from the HLO before optimisation."""
-    costs, total = Costs(module), Counter[int]()
-
-    def op_of(visit: Visit) -> int | None:
-        ops = names.ops(visit.instruction.op_name)
-        if ops:
-            return ops[0]
-        if visit.caller is not None:
-            return op_of(visit.caller)
-        ops = found[visit.instruction.line].ops
-        return ops[0] if ops else None
-
-    for visit in visits(module):
-        op = op_of(visit)
-        if op is not None:
-            total[op] += visit.times * costs.flops(visit.instruction)
-    return total
-
-
-def cost_table(ops: list[Table], optimized: Table | None, xla: dict[str, float]) -> Table:
-    """Sums, in all and by op and module.
+def cost_table(ops: Sequence[JsonObject], xla: Mapping[str, float]) -> JsonObject:
+    """Sum up costs: in all, by op and by module.
 
     Args:
         ops: of `graph_table`.
-        optimized: of `instruction_table`, for what the executable reads and writes after fusion.
         xla: ``cost_analysis`` of the executable.
     """
     by_op: dict[str, Counter[str]] = {}
@@ -115,12 +85,10 @@ def cost_table(ops: list[Table], optimized: Table | None, xla: dict[str, float])
         module = op["module"] + (" (backward)" if op["backward"] else "")
         for table, key in ((by_op, op["op"]), (by_module, module)):
             table.setdefault(key, Counter()).update(count=1, flops=op["flops"], bytes=op["bytes"])
-    made = {"flops": sum(op["flops"] for op in ops), "bytes": sum(op["bytes"] for op in ops)}
-    if optimized is not None:
-        made["bytes_fused"] = sum(i["bytes"] for i in optimized["instructions"])
     names = {"flops": "flops", "transcendentals": "transcendentals", "bytes accessed": "bytes"}
     return {
-        **made,
+        "flops": sum(op["flops"] for op in ops),
+        "bytes": sum(op["bytes"] for op in ops),
         "xla": {ours: xla[theirs] for theirs, ours in names.items() if theirs in xla},
         "by_op": [{"op": key, **row} for key, row in _ranked(by_op)],
         "by_module": [{"module": key, **row} for key, row in _ranked(by_module)],
@@ -131,30 +99,14 @@ def _ranked(table: dict[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
     return sorted(table.items(), key=lambda item: (-item[1]["flops"], -item[1]["bytes"], item[0]))
 
 
-def instruction_table(module: Module, found: dict[int, Origin]) -> Table:
-    """Instructions with their origin and cost, and which instruction applies which computation."""
-    costs = Costs(module)
-    times: Counter[int] = Counter()
-    flops: Counter[int] = Counter()
-    moved: Counter[int] = Counter()
-    for visit in visits(module):
-        line = visit.instruction.line
-        times[line] += visit.times
-        amount = visit.times * costs.flops(visit.instruction)
-        flops[line] += amount
-        above = visit.caller
-        while amount and above is not None and above.instruction.opcode == "fusion":
-            flops[above.instruction.line] += amount
-            above = above.caller
-        if not visit.fused:
-            moved[line] += visit.times * costs.bytes(visit.instruction)
+def instruction_table(module: Module, found: Mapping[int, Origin]) -> JsonObject:
+    """Return the instructions of a module with their origin, and which instruction applies which computation."""
     rows = []
     for computation, instruction in module.instructions():
-        origin, line = found[instruction.line], instruction.line
-        row: Table = {"line": line, "name": instruction.name, "opcode": instruction.opcode}
+        origin = found[instruction.line]
+        row: JsonObject = {"line": instruction.line, "name": instruction.name, "opcode": instruction.opcode}
         row |= {"computation": computation.name, "how": origin.how, "ops": origin.ops}
-        row |= {"inputs": origin.inputs} if origin.inputs else {}
-        rows.append({**row, "times": times[line], "flops": flops[line], "bytes": moved[line]})
+        rows.append(row | ({"inputs": origin.inputs} if origin.inputs else {}))
     callers = module.callers
     return {
         "computations": [
@@ -165,8 +117,8 @@ def instruction_table(module: Module, found: dict[int, Origin]) -> Table:
     }
 
 
-def memory_table(graph: Graph, stats: Any) -> Table:
-    """Bytes of the executable.
+def memory_table(graph: Graph, stats: object | None) -> JsonObject:
+    """Return the bytes that an executable needs.
 
     Args:
         graph: what was compiled.
@@ -174,7 +126,10 @@ def memory_table(graph: Graph, stats: Any) -> Table:
     """
     names = graph.names
     donated = [names[graph.inputs[i]] for i in graph.donated]
-    table: Table = {} if stats is None else {ours: int(getattr(stats, f, 0)) for ours, f in _MEMORY.items()}
+    table = {} if stats is None else {ours: int(getattr(stats, theirs, 0)) for ours, theirs in _MEMORY.items()}
+    if table and table["peak_bytes"] < table["temporaries_bytes"]:  # XLA's CPU backend leaves the temporaries out
+        held = table["arguments_bytes"] + table["outputs_bytes"] - table["aliased_bytes"]
+        table["peak_bytes"] = held + table["temporaries_bytes"]
     return {**table, "donated": donated, "donated_bytes": donated_bytes(graph)}
 
 
@@ -189,14 +144,14 @@ _MEMORY = {
 
 
 def types_text(graph: Graph) -> str:
-    """One line a value: its name, type and bytes."""
+    """Return one line for each value: its name, type and bytes."""
     rows = [(name, value.layout.describe(), f"{value.layout.nbytes:,} bytes") for value, name in graph.names.items()]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
 
 
-def sites_text(ops: list[Table]) -> str:
-    """One line a place in the program: the results of the ops recorded there."""
+def sites_text(ops: Sequence[JsonObject]) -> str:
+    """Return each line of the program with the results of the ops recorded there."""
     places: dict[str, list[str]] = {}
     for op in ops:
         words = [f"{op['file'] or '?'}:{op['line']}", op["module"], "(backward)" if op["backward"] else ""]

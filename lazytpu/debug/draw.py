@@ -1,25 +1,25 @@
-"""A graph as SVG, drawn by Graphviz where it is installed."""
+"""Draw a graph as SVG with Graphviz, where it is installed."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 
-# Graphviz takes minutes for more, and nobody can read the drawing.
+# Graphviz takes minutes for more nodes, and nobody can read the drawing.
 MAX_NODES = 1500
 TIMEOUT_S = 20
 
-# Above this many nodes the places are worked out less carefully and arrows are straight, which is fifty times faster.
+# Above this many nodes the layout is less careful and arrows are straight, which is fifty times faster.
 _CAREFUL = 60
 _FAST = ("-Gsplines=line", "-Gnslimit=0.1", "-Gnslimit1=0.1", "-Gmclimit=0.01", "-Gsearchsize=1")
 
 
 class NoDrawing(Exception):
-    """There is no drawing; says why."""
+    """There is no drawing; the message says why."""
 
 
 def svg_of(dot: str, nodes: int) -> str:
-    """The drawing of a graph in Graphviz's language.
+    """Draw a graph given in Graphviz's language.
 
     Args:
         dot: the graph.

@@ -1,7 +1,7 @@
-"""Running each op at once (``lazytpu.config.eager``), and telling of each op that is recorded: for debugging.
+"""Run each op at once (``lazytpu.config.eager``), and watch each op as it is recorded.
 
 Neither costs the hot path anything.  While one of them is on, the trace tree remembers nothing (`Trace.remember`), so
-that every op takes the slow path that a new op takes, and that path looks here.
+every op is a miss, and only the path of a miss calls this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _reasons = 0
 
 
 def forget_as_you_go(on: bool) -> None:
-    """Makes every op a new one, or no longer; calls nest.  Runs what is pending."""
+    """Make every op a miss, or no longer; calls nest.  Runs what is pending."""
     global _reasons
     with record.lock:
         cutting.cut("debug")
@@ -24,9 +24,9 @@ def forget_as_you_go(on: bool) -> None:
 
 
 def watch(observer: Observer) -> None:
-    """Notify an observer of each op, just before it is recorded (``op_new``) and when it is (``op_recorded``).
+    """Notify an observer of each op just before it is recorded (``op_new``) and once it is (``op_recorded``).
 
-    Where a tensor is read meanwhile the graph is cut, and the op is recorded and notified again.
+    If ``op_new`` reads a tensor, the graph is cut and the op is recorded again, with another call.
     """
     forget_as_you_go(True)
     add(observer)
@@ -57,7 +57,7 @@ class _Switch(Observer):
 
 
 def _run_now() -> None:
-    """Runs the op just recorded and waits for it; where that fails, the op has not happened."""
+    """Run the op just recorded and wait for it; undo the op if that fails."""
     try:
         cutting.cut("eager")
     except Exception:

@@ -1,8 +1,8 @@
-"""From a line of StableHLO or HLO back to the op of the IR that it came from.
+"""Trace a line of StableHLO or HLO back to the op of the IR that it came from.
 
-While graphs are dumped the scope of each op carries its position (``Net/head/aten.addmm%12``, see
-`lowering.lower.scope_name`), and XLA keeps the scopes as ``op_name``.  What XLA adds on its own without a name (copies,
-parameters of fusions, tuples) belongs to what it is made of, or else to what uses it.
+While graphs are dumped the scope of each op carries its index (``Net/head/aten.addmm%12``, see
+`lowering.lower.scope_name`), and XLA keeps the scopes as ``op_name``.  An instruction that XLA adds without a name
+(a copy, a tuple, a parameter of a fusion) belongs to the ops of its operands, or else to those of its users.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lazytpu.ir.printer import node_text, number_name
 from lazytpu.lowering.lower import scope_name
 
 _T = TypeVar("_T")
-_POSITION = re.compile(r"%(\d+)(?=[/;]|$)")
+_INDEX = re.compile(r"%(\d+)(?=[/;]|$)")
 _LOCATION = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
 _LOCATION_USE = re.compile(r" ?loc\((#loc\d*|\"(?:[^\"\\]|\\.)*\"|unknown)\)")
 _FUNCTION = re.compile(r"^\s*func\.func \w+ @([\w.$\-]+)\(")
@@ -27,10 +27,10 @@ _CALL = re.compile(r"\bcall @([\w.$\-]+)\(")
 _RESULT = re.compile(r"\s*(%[\w$]+)(?::\d+)? = ")
 _NAME = re.compile(r"%[\w$]+")
 
-# What is shared by more ops (a zero that a thousand ops begin with, a function that all of them call) is said to be of
-# the first ones: lists of all would make a file of many times the size of the program.
+# What more ops share (a zero that a thousand ops begin with, a function that all of them call) is linked to the first
+# ones: lists of all would make a file of many times the size of the program.
 MAX_OPS = 16
-_PARAMETER = re.compile(r"^(given|kept)\[(\d+)\]|^(floats|ints|complexes)\b")
+_PARAMETER = re.compile(r"^(donated|retained)\[(\d+)\]|^(floats|ints|complexes)\b")
 
 
 class Names:
@@ -38,23 +38,25 @@ class Names:
 
     def __init__(self, graph: Graph) -> None:
         self._scopes: dict[str, list[int]] = {}
-        for position, node in enumerate(graph.nodes):
-            self._scopes.setdefault(scope_name(node), []).append(position)
+        for index, node in enumerate(graph.nodes):
+            self._scopes.setdefault(scope_name(node), []).append(index)
         self._count = len(graph.nodes)
         donated = set(graph.donated)
         names = [graph.names[v] for v in graph.inputs]
-        self._given = [names[i] for i in graph.donated]
-        self._kept = [name for i, name in enumerate(names) if i not in donated]
-        self._packs: dict[str, list[str]] = {"floats": [], "ints": [], "complexes": []}
+        self._parameters = {
+            "donated": [names[i] for i in graph.donated],
+            "retained": [name for i, name in enumerate(names) if i not in donated],
+        }
+        self._scalars: dict[str, list[str]] = {"floats": [], "ints": [], "complexes": []}
         for number in graph.numbers:
-            pack = {"f": "floats", "i": "ints", "c": "complexes"}[number.kind]
-            self._packs[pack].append(number_name(number))
+            array = {"f": "floats", "i": "ints", "c": "complexes"}[number.kind]
+            self._scalars[array].append(number_name(number))
 
     def ops(self, op_name: str) -> list[int]:
-        """Positions of the ops; none for a name that is not of ours."""
+        """Return the indices of the ops; none for a name that is not of ours."""
         found: dict[int, None] = {}
         for name in op_name.split(";"):
-            match = _POSITION.search(name)
+            match = _INDEX.search(name)
             if match and int(match[1]) < self._count:
                 found[int(match[1])] = None
             elif not match:
@@ -62,7 +64,7 @@ class Names:
         return list(found)
 
     def _by_scope(self, name: str) -> list[int]:
-        """For an executable that was compiled without positions: the ops of this module path and name."""
+        """Return the ops of this module path and name, for an executable that was compiled without indices."""
         parts = name.split("/")[1:]
         for end in range(len(parts), 0, -1):
             found = self._scopes.get("/".join(parts[:end]))
@@ -71,14 +73,11 @@ class Names:
         return []
 
     def inputs(self, op_name: str) -> list[str]:
-        """Names of the inputs or numbers that a parameter of the entry holds."""
+        """Return the names of the inputs, or scalar inputs, that a parameter of the entry holds."""
         match = _PARAMETER.match(op_name)
         if not match:
             return []
-        if match[3]:
-            return self._packs[match[3]]
-        names = self._given if match[1] == "given" else self._kept
-        return names[int(match[2]) : int(match[2]) + 1]
+        return self._scalars[match[3]] if match[3] else self._parameters[match[1]][int(match[2]) :][:1]
 
 
 @dataclass(slots=True)
@@ -86,7 +85,7 @@ class Origin:
     """Where an instruction comes from.
 
     Attributes:
-        ops: positions of ops of the IR.
+        ops: indices of ops of the IR.
         inputs: names of inputs of the IR, for a parameter of the entry.
         how: ``metadata``, ``call`` (from what applies the computation), ``operand`` or ``user`` (from its
             neighbours), ``input``, ``result`` (the tuple of all results) or ``unknown``.
@@ -98,7 +97,7 @@ class Origin:
 
 
 def origins(module: Module, names: Names) -> dict[int, Origin]:
-    """Line of each instruction to its origin."""
+    """Map the line of each instruction to its origin."""
     found: dict[int, Origin] = {}
     done: set[str] = set()
 
@@ -138,9 +137,9 @@ def _named(instruction: Instruction, names: Names, above: list[int], entry: bool
 
 
 def _neighbours(computation: Computation, found: dict[int, Origin]) -> None:
-    """Gives what has no name the origin of its operands, going down, or of its users, going up.
+    """Give an instruction without a name the origin of its operands, going down, or of its users, going up.
 
-    What a loop begins with is a tuple, which holds inputs too: it and its parts belong to the loop.
+    The tuple that a loop begins with holds inputs too: it and its parts belong to the loop.
     """
     by_name = {i.name: i for i in computation.instructions}
     for instruction in computation.instructions:
@@ -165,25 +164,25 @@ def _take(instruction: Instruction, near: list[Origin], how: str, found: dict[in
 
 
 def _first(found: Iterable[_T]) -> list[_T]:
-    """The first `MAX_OPS` that differ."""
+    """Return the first `MAX_OPS` distinct ones."""
     return list(islice(dict.fromkeys(found), MAX_OPS))
 
 
 def ir_lines(graph: Graph) -> list[list[int]]:
-    """The ops of each line of ``ir.txt``; a body inside an op takes several lines."""
+    """Return the ops of each line of ``ir.txt``; a body inside an op takes several lines."""
     lines: list[list[int]] = [[]]
-    for position, node in enumerate(graph.nodes):
-        lines += [[position]] * (node_text(node, graph.names).count("\n") + 1)
+    for index, node in enumerate(graph.nodes):
+        lines += [[index]] * (node_text(node, graph.names).count("\n") + 1)
     return lines
 
 
 def without_location(line: str) -> str:
-    """A line of StableHLO for reading."""
+    """Return a line of StableHLO without its location."""
     return _LOCATION_USE.sub("", line)
 
 
 def stablehlo_lines(text: str, names: Names) -> list[list[int]]:
-    """The ops of each line of a StableHLO text with locations."""
+    """Return the ops of each line of a StableHLO text with locations."""
     lines = text.splitlines()
     locations = {m[1]: m[2] for m in map(_LOCATION.match, lines) if m}
     found: list[list[int]] = []
@@ -206,17 +205,16 @@ def stablehlo_lines(text: str, names: Names) -> list[list[int]]:
 
 
 def _give_constants(lines: list[str], found: list[list[int]]) -> None:
-    """Constants, which have no name of ours, belong to what uses them first."""
+    """Link constants, which have no name of ours, to their first user."""
     first_use: dict[str, list[int]] = {}
-    for position in range(len(lines) - 1, -1, -1):
-        line = lines[position]
-        made = _RESULT.match(line)
-        if made and not found[position] and "stablehlo.constant" in line:
-            found[position] = first_use.get(made[1], [])
+    for i in reversed(range(len(lines))):
+        made = _RESULT.match(lines[i])
+        if made and not found[i] and "stablehlo.constant" in lines[i]:
+            found[i] = first_use.get(made[1], [])
         if made:
             first_use.pop(made[1], None)
-        for name in _NAME.findall(line[made.end() :] if made else line) if found[position] else ():
-            first_use[name] = found[position]
+        for name in _NAME.findall(lines[i][made.end() :] if made else lines[i]) if found[i] else ():
+            first_use[name] = found[i]
 
 
 def _callers_ops(name: str, called: dict[str, list[tuple[str, list[int]]]]) -> list[int]:
@@ -232,7 +230,7 @@ def _callers_ops(name: str, called: dict[str, list[tuple[str, list[int]]]]) -> l
 
 
 def _name_of(use: str, locations: dict[str, str]) -> str:
-    """The op_name of a location: the first string on the way from it."""
+    """Return the op_name of a location: the first string that its chain of locations leads to."""
     for _ in range(20):
         if use.startswith('"'):
             return use[1 : use.index('"', 1)]

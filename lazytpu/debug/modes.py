@@ -1,13 +1,14 @@
-"""`eager`, which runs each op at once, and `break_at`, which stops where an op is recorded."""
+"""`eager` runs each op at once, `break_at` stops where an op is recorded."""
 
 from __future__ import annotations
 
+import bdb
+import pdb
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 import torch
 
@@ -15,13 +16,13 @@ from lazytpu.config import config
 from lazytpu.debug import eager_mode as each_op
 from lazytpu.ir.op_schema import display_name, functional_twin
 from lazytpu.ir.tree import Node, trace
-from lazytpu.location.site import Site, is_user_file
+from lazytpu.location.site import is_user_file
 from lazytpu.observers import Observer
 
 
 @contextmanager
 def eager(on: bool = True) -> Iterator[None]:
-    """Runs each op inside at once, as ``lazytpu.config.eager = True`` does: errors are raised at its own line.
+    """Run each op inside at once, as ``lazytpu.config.eager = True`` does: errors are raised at its own line.
 
     Example:
         >>> with lazytpu.debug.eager():  # doctest: +SKIP
@@ -36,13 +37,13 @@ def eager(on: bool = True) -> Iterator[None]:
 
 
 class Break(Observer):
-    """What `break_at` has set; ``with`` or `remove` ends it."""
+    """A breakpoint set by `break_at`; `remove`, or the end of ``with``, removes it."""
 
     def __init__(self, op: str, call: Callable[[Node], None] | None) -> None:
         self.op = op
         self._call = call
-        self._busy = False  # the debugger's user computes something
-        self._recorded_again = False  # the op that was stopped at is recorded again, because a tensor was read there
+        self._busy = False  # in the debugger, where ops may be recorded too
+        self._recorded_again = False  # a tensor was read in the debugger, so the op is recorded a second time
         each_op.watch(self)
         self._set = True
 
@@ -66,7 +67,7 @@ class Break(Observer):
         self._recorded_again = False
 
     def remove(self) -> None:
-        """Ends it."""
+        """Remove the breakpoint."""
         if self._set:
             self._set = False
             each_op.unwatch(self)
@@ -79,24 +80,24 @@ class Break(Observer):
 
 
 def break_at(op: str, call: Callable[[Node], None] | None = None) -> Break:
-    """Stops in the debugger at your line, each time an op is recorded there, just before it is.
+    """Stop in the debugger at your line just before an op is recorded there, every time.
 
     Args:
-        op: as the IR calls it: ``aten.mm``, ``aten.add.Tensor``, or ``aten.add`` for all of its overloads.  Writing in
-            place is recorded as its functional twin: ``x.add_(y)`` as ``aten.add.Tensor``.  What runs on the CPU for
-            want of a rule is not recorded, and stops nowhere: see `lazytpu.explain`.
-        call: called instead of the debugger with the node: ``node.op.name``, ``node.args``, ``node.kwargs``,
+        op: its name in the IR: ``aten.mm``, ``aten.add.Tensor``, or ``aten.add`` for all overloads.  An in-place op is
+            recorded as its functional variant: ``x.add_(y)`` as ``aten.add.Tensor``.  An op without a lowering runs on
+            the CPU and is not recorded, so it stops nowhere: see `lazytpu.explain`.
+        call: called with the node instead of the debugger: ``node.op.name``, ``node.args``, ``node.kwargs``,
             ``node.layout`` (the type of the result), ``node.site``.
 
     Returns:
-        What ends it: its ``remove()``, or ``with lazytpu.debug.break_at(...):``.
+        The breakpoint: call its ``remove()``, or use ``with lazytpu.debug.break_at(...):``.
 
     Raises:
         ValueError: there is no such op, or none is recorded under that name.
     """
     problem = _problem_with(op)
     if problem:
-        raise ValueError(f"{problem}; names are those of lazytpu.ir_text(), such as 'aten.mm'")
+        raise ValueError(f"{problem}; use the names that lazytpu.ir_text() shows, such as 'aten.mm'")
     return Break(op, call)
 
 
@@ -104,7 +105,7 @@ _WITH_BODIES = ("cond", "while_loop", "scan", "associative_scan", "map")
 
 
 def _problem_with(op: str) -> str:
-    """Why nothing is ever recorded under a name; empty where something may be."""
+    """Return why nothing is ever recorded under a name; empty where something may be."""
     namespace, _, name = op.partition(".")
     name, _, overload = name.partition(".")
     if not name:
@@ -113,11 +114,11 @@ def _problem_with(op: str) -> str:
     if packet is None or overload and not hasattr(packet, overload):
         return f"there is no op {op!r}"
     found = [getattr(packet, each) for each in ([overload] if overload else packet.overloads())]
-    twins = [functional_twin(each) if each._schema.is_mutable else None for each in found]
-    written = next(filter(None, twins), None)
-    if written is None or not all(each._schema.is_mutable for each in found):
+    variants = [functional_twin(each) if each._schema.is_mutable else None for each in found]
+    recorded = next(filter(None, variants), None)
+    if recorded is None or not all(each._schema.is_mutable for each in found):
         return ""
-    return f"{op!r} is recorded as {display_name(written)!r}"
+    return f"{op!r} is recorded as {display_name(recorded)!r}"
 
 
 def _matches(node: Node, op: str) -> bool:
@@ -126,16 +127,12 @@ def _matches(node: Node, op: str) -> bool:
 
 
 def _stop(node: Node) -> None:
-    site: Site = node.site
     types = ", ".join(repr(v.layout) for v in node.values if v is not None)
-    print(f"{node.op.name} -> {types} is about to be recorded at {site.describe()}", file=sys.stderr)
+    print(f"{node.op.name} -> {types} is about to be recorded at {node.site.describe()}", file=sys.stderr)
     frame = _user_frame()
     if frame is None:
         breakpoint()
         return
-    import bdb  # slow to import, and seldom wanted
-    import pdb
-
     debugger = pdb.Pdb(skip=["lazytpu.*", "torch.*"])
     debugger.reset()
     debugger.interaction(frame, None)
@@ -151,8 +148,8 @@ def _stop(node: Node) -> None:
 
 
 def _user_frame() -> FrameType | None:
-    """The innermost frame of the user's, of the main thread where this one has none (the backward pass)."""
-    main: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+    """Return the innermost frame of the user, of the main thread where this one has none (the backward pass)."""
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
     for start in (sys._getframe(1), main):
         frame: FrameType | None = start
         while frame is not None:

@@ -1,14 +1,13 @@
-"""`find_nan`: the first op that makes a NaN or an infinity."""
+"""`find_nan`: find the first op that makes a NaN or an infinity."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from lazytpu.debug.observe import Observed, describe, observed_now, observing, results_of
+from lazytpu.debug.values import PendingGraph, describe, observed_now, observing, results_of
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.layout import root_layout
 from lazytpu.ir.op_schema import Op, aten, op_of
@@ -24,12 +23,12 @@ class NonFinite:
     """Where the first NaN or infinity came from.
 
     Attributes:
-        op: the aten op that made it; empty where an input of the graph held it already.
+        op: the aten op that made it; empty where an input of the graph already had it.
         site: the line and module of the op, or of the first op that reads the input.
-        operands: each tensor operand: type and range; numbers by their values.
+        operands: type and range of each tensor operand; scalar inputs by their values.
         result: type and range of the result, or of the input.
-        tensor: what is known of the input, such as ``parameter `net.0.weight```.
-        graph: which graph it was, counted from 1 since `find_nan` began.
+        tensor: the name of the input, such as ``parameter `net.0.weight```.
+        graph: number of the graph, from 1 since `find_nan` began.
     """
 
     op: str
@@ -41,7 +40,7 @@ class NonFinite:
 
     def __str__(self) -> str:
         source = f"the input {self.tensor}".rstrip() + ("," if ", " in self.tensor else "")
-        what = f"{self.op} gives" if self.op else f"{source} is"
+        what = f"{self.op} returned" if self.op else f"{source} is"
         lines = [f"{what} {self.result}", f"  at    {self.site.describe()}"]
         lines += [f"  with  {text}" for text in self.operands]
         return "\n".join(lines)
@@ -50,42 +49,42 @@ class NonFinite:
 
 
 class _Search:
-    """Looks at each graph until it has found something."""
+    """Searches each graph until something is found."""
 
     def __init__(self, inf: bool) -> None:
         self.inf = inf
         self.graphs = 0
         self.found: NonFinite | None = None
 
-    def look(self, observed: Observed) -> None:
+    def look(self, pending: PendingGraph) -> None:
         if self.found is not None:
             return
         self.graphs += 1
-        graph = observed.graph(observed.outputs)
+        graph = pending.graph(pending.outputs)
         values = [v for v in graph.inputs if v.layout.dtype in _CHECKED]
         values += [v for node in graph.nodes for v in results_of(node) if v.layout.dtype in _CHECKED]
-        flags = observed.run(_with_flags(graph, values, self.inf))
+        flags = pending.run(_with_flags(graph, values, self.inf))
         bad = {v for v, flag in zip(values, flags, strict=True) if bool(flag) is not self.inf}
         for node in graph.nodes:
             read = [x for x in operands(node) if type(x) is Value]
             inputs = [v for v in read if v in bad and v.node is None]
             if inputs:
-                self.found = self._input(inputs[0], node, observed)
+                self.found = self._input(inputs[0], node, pending)
                 return
             if bad.intersection(results_of(node)) and not bad.intersection(read):
-                self.found = self._op(node, read, observed)
+                self.found = self._op(node, read, pending)
                 return
 
-    def _input(self, value: Value, node: Node, observed: Observed) -> NonFinite:
-        text = describe(value.layout, observed.contents([value])[value])
+    def _input(self, value: Value, node: Node, pending: PendingGraph) -> NonFinite:
+        text = describe(value.layout, pending.contents([value])[value])
         tensor = input_origins.surroundings().describe(value)
         return NonFinite("", node.site or UNKNOWN, (), text, tensor, self.graphs)
 
-    def _op(self, node: Node, read: list[Value], observed: Observed) -> NonFinite:
+    def _op(self, node: Node, read: list[Value], pending: PendingGraph) -> NonFinite:
         results = results_of(node)
-        contents = observed.contents([*read, *results])
+        contents = pending.contents([*read, *results])
         texts = [
-            describe(x.layout, contents[x]) if isinstance(x, Value) else f"the number {observed.number(x)}"
+            describe(x.layout, contents[x]) if isinstance(x, Value) else f"the scalar {pending.scalar(x)}"
             for x in operands(node)
             if isinstance(x, Value) or x.dtype != "rng"
         ]
@@ -94,7 +93,7 @@ class _Search:
 
 
 def _with_flags(graph: Graph, values: list[Value], inf: bool) -> Graph:
-    """The graph with one bool for each value instead of its outputs: all finite (``inf``), or any NaN."""
+    """Return the graph with one bool for each value as outputs: whether all is finite (``inf``), or any NaN."""
     test, fold = (aten.isfinite.default, aten.all.default) if inf else (aten.isnan.default, aten.any.default)
     added: list[Node] = []
     for value in values:
@@ -113,26 +112,26 @@ def _node(op: Op, value: Value, size: tuple[int, ...], stride: tuple[int, ...]) 
 
 
 def find_nan(
-    function: Callable[..., Any] | None = None, *args: Any, inf: bool = True, **kwargs: Any
+    function: Callable[..., object] | None = None, *args: object, inf: bool = True, **kwargs: object
 ) -> NonFinite | None:
-    """The first op that makes a NaN or an infinity out of operands that have none.
+    """Find the first op that makes a NaN or an infinity of operands that have none.
 
-    Each graph that the function records is run an extra time, with a flag for each of its values; the function goes
-    on as ever, and what is found first is returned when it is done.
+    Each graph that the function records runs an extra time, with a flag for each of its values.  The function runs to
+    its end as usual.
 
     Args:
-        function: a function, or one given to `lazytpu.compile` or ``torch.compile``, whose calls are recorded this
-            time.  Without one, what is pending is searched, and run.
+        function: a function; if it is compiled by `lazytpu.compile` or ``torch.compile``, it is recorded this time.
+            Without one, the pending graph is searched and run.
         args, kwargs: for the function.
-        inf: whether infinities count.  Masks of attention are made with ``-inf`` on purpose; False looks for NaN only.
+        inf: whether infinities count.  Attention masks have ``-inf`` on purpose; False looks for NaN only.
 
     Returns:
-        What was found, None if nothing was.  An error that the function raises is raised here too, unless something
-        was found before it.
+        The first op found, None if there is none.  An error that the function raises is raised here too, unless
+        something was found before it.
 
     Example:
         >>> lazytpu.debug.find_nan(train_step, x, y)  # doctest: +SKIP
-        aten.log gives f32[64] with 1 inf, the rest from -3.1 to 0.2
+        aten.log returned f32[64] with 1 inf, the rest from -3.1 to 0.2
           at    train.py:31  Net
           with  f32[64] from 0 to 1.2
     """
@@ -143,7 +142,7 @@ def find_nan(
                 cutting.cut("find_nan")
         else:
             with observing(search.look, "find_nan"):
-                held = function(*args, **kwargs)  # to the cut, or nothing would need what leads to it
+                held = function(*args, **kwargs)  # until the cut, or its ops would be pruned
             del held
     except Exception:
         if search.found is None:

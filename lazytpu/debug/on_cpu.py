@@ -1,61 +1,61 @@
-"""One recorded op on the CPU, with the operands it had on the device."""
+"""Run one recorded op on the CPU, with the operands it had on the device."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from lazytpu.debug.composed import COMPOSED, draws
-from lazytpu.debug.observe import Observed
+from lazytpu.debug.composed import COMPOSED, is_random
+from lazytpu.debug.values import PendingGraph
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value
 
-# Results that the operands do not decide: signs and bases of factors.
+# Ops with several right results: signs and bases of factors.
 _SEVERAL_ANSWERS = re.compile(r"svd|eig|(?<!s)qr|householder|lobpcg")
 
 
 def why_not(node: Node) -> str:
-    """Why an op cannot be compared; empty where it can."""
+    """Return why an op cannot be compared; empty where it can."""
     name = str(node.op.name)
-    if draws(node):
-        return "draws random numbers"
+    if is_random(node):
+        return "uses random numbers"
     if "empty" in name:
-        return "gives memory nobody has written"
+        return "returns uninitialized memory"
     if _SEVERAL_ANSWERS.search(name):
-        return "has several right results"
+        return "has several correct results"
     if any(isinstance(x, Subgraph) for x in (*node.args, *node.kwargs.values())):
         return "has a body"
     return ""
 
 
 def run_on_cpu(
-    node: Node, contents: dict[Value, torch.Tensor], observed: Observed, *, double: bool = False
+    node: Node, contents: dict[Value, torch.Tensor], pending: PendingGraph, *, double: bool = False
 ) -> list[torch.Tensor | None]:
-    """The results of an op, one for each of ``node.values``, in torch's own kernels.
+    """Compute the results of an op, one for each of ``node.values``, with torch's CPU kernels.
 
     Args:
-        contents: what its tensor operands hold.
-        double: computed in float64, for knowing which of two results is nearer the truth.
+        contents: contents of its tensor operands.
+        pending: the graph the op is from, for its scalar inputs.
+        double: compute in float64, to see which of two results is more accurate.
     """
 
-    def given(x: Any) -> Any:
+    def on_cpu(x: object) -> object:
         if type(x) is Value:
             tensor = laid_out(contents[x], x.layout)
             return wide(tensor) if double and tensor.dtype in _WIDER else tensor
         if type(x) is Number:
             if x.dtype == "rng":
                 return None
-            number = observed.number(x)
+            number = pending.scalar(x)
             if isinstance(x.dtype, torch.dtype):
                 return torch.tensor(number, dtype=_WIDER.get(x.dtype, x.dtype) if double else x.dtype)
             return x.dtype(number)
         return _WIDER.get(x, x) if double and isinstance(x, torch.dtype) else x
 
-    args, kwargs = tree_map(given, (list(node.args), dict(node.kwargs)), is_leaf=lambda x: type(x) in (Value, Number))
+    args, kwargs = tree_map(on_cpu, (list(node.args), dict(node.kwargs)), is_leaf=lambda x: type(x) in (Value, Number))
     with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
         kernel = COMPOSED.get(node.op.recorded, node.op.recorded)
         flat = tree_flatten(kernel(*args, **kwargs), is_leaf=lambda x: x is None)[0]
@@ -74,12 +74,12 @@ _WIDER |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In double precision; strides stay."""
+    """Return a tensor in double precision, with its strides."""
     return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
 
 
 def laid_out(contents: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A copy that lies in memory as the layout says, because some ops look at strides."""
+    """Return a copy with the strides of a layout, because some ops look at strides."""
     contents = contents.to(layout.dtype)
     repeated = [dim for dim, (n, s) in enumerate(zip(layout.size, layout.stride, strict=True)) if s == 0 and n > 1]
     if layout.overlapping and not repeated:

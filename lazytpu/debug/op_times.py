@@ -1,37 +1,39 @@
-"""From the events of a trace back to aten ops: measured times by op, and names for Perfetto."""
+"""Join the device events of a trace with the aten ops they come from: times by op, names in Perfetto."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
-from lazytpu.debug import xplane
+from rich.console import Console
+from rich.table import Table
+
+from lazytpu.debug.device_times import CALLS, device_times, latest_trace, read_trace
+from lazytpu.debug.graph_text import optimized_hlo_of
 from lazytpu.debug.hlo import Instruction, parse
-from lazytpu.debug.inspect import optimized_hlo_of
 from lazytpu.debug.links import Names, origins
-from lazytpu.debug.report.measured import CALLS, measured
 from lazytpu.diagnosis import events
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node
 
 UNKNOWN = "(XLA)"
-"""The name for what XLA does by itself, such as copies."""
+"""The name of what XLA does by itself, such as copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """What an op of one module takes.
+    """The time of one op of one module.
 
     Attributes:
         op, module: the aten op and the path of the module it was called in.
         site: the user's line, of the first where there are several.
         seconds: in one run.
-        instructions: how many instructions of XLA's are named after it.
+        instructions: how many of XLA's instructions are named after it.
         fused: names of the other ops that are computed in the same instructions.
     """
 
@@ -45,7 +47,7 @@ class OpTime:
 
 @dataclass(frozen=True, slots=True)
 class OpTimes:
-    """Times of the ops of a step, the dearest first; prints as a table.
+    """Times of the ops of a step, the longest first; prints as a table.
 
     Attributes:
         rows: the ops.
@@ -57,13 +59,10 @@ class OpTimes:
 
     @property
     def total_s(self) -> float:
-        """The time of all ops in one run; instructions that run side by side count each."""
+        """Return the time of all ops in one run; instructions that run in parallel count each."""
         return sum(row.seconds for row in self.rows)
 
     def __str__(self) -> str:
-        from rich.console import Console
-        from rich.table import Table
-
         table = Table(box=None, pad_edge=False, header_style="")
         for name in ("ms", "%"):
             table.add_column(name, justify="right")
@@ -73,7 +72,7 @@ class OpTimes:
         for row in self.rows:
             numbers = f"{1e3 * row.seconds:.3f}", f"{100 * row.seconds / total:.1f}"
             table.add_row(*numbers, row.op, row.module, row.site, ", ".join(row.fused))
-        table.add_row(f"{1e3 * self.total_s:.3f}", "100.0" if self.rows else "", f"all, mean of {self.runs} runs")
+        table.add_row(f"{1e3 * self.total_s:.3f}", "100.0" if self.rows else "", f"total, mean of {self.runs} runs")
         out = StringIO()
         Console(file=out, width=1000, highlight=False, no_color=True, markup=False).print(table)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
@@ -96,8 +95,11 @@ class _Source:
     calls: bool
 
 
+_NOTHING = _Source(None, (), False)
+
+
 def _sources() -> dict[str, dict[str, _Source]]:
-    """Module (``jit_lazytpu_<hash>``) to its instructions, for the graphs that are in memory."""
+    """Map each module (``jit_lazytpu_<hash>``) to its instructions, for the graphs in memory."""
     found: dict[str, dict[str, _Source]] = {}
     for event in events.compilations:
         if event.executable is not None:
@@ -118,30 +120,30 @@ def _instructions(text: str, graph: Graph) -> Iterator[tuple[str, _Source]]:
                     yield from ops_inside(inner)
 
     for _, instruction in module.instructions():
-        nodes = [graph.nodes[position] for position in dict.fromkeys(ops_inside(instruction))]
+        nodes = [graph.nodes[index] for index in dict.fromkeys(ops_inside(instruction))]
         first = nodes[0] if nodes else None
         yield instruction.name, _Source(first, tuple(nodes[1:]), instruction.opcode in CALLS)
 
 
 def times_of(folder: Path, runs: int) -> OpTimes:
-    """The times of the latest trace in a folder.
+    """Return the times by op in the latest trace of a folder.
 
     Args:
         runs: how many times the step ran in it.
     """
     sources = _sources()
     seconds: dict[tuple[str, str], float] = {}
+    counts: Counter[tuple[str, str]] = Counter()
     sites: dict[tuple[str, str], str] = {}
     fused: dict[tuple[str, str], dict[str, None]] = {}
-    counts: dict[tuple[str, str], int] = {}
-    for module, times in measured(folder).items():
+    for module, times in device_times(folder).items():
         for name, spent in times.seconds.items():
-            source = sources.get(module, {}).get(name, _Source(None, (), False))
+            source = sources.get(module, {}).get(name, _NOTHING)
             if source.calls:
                 continue
             key = _key(source.node)
             seconds[key] = seconds.get(key, 0.0) + spent / runs
-            counts[key] = counts.get(key, 0) + 1
+            counts[key] += 1
             sites.setdefault(key, str(source.node.site) if source.node is not None and source.node.site else "")
             fused.setdefault(key, {}).update(dict.fromkeys(_key(node)[0] for node in source.others))
     rows = [
@@ -158,34 +160,24 @@ def _key(node: Node | None) -> tuple[str, str]:
 
 
 def name_device_events(folder: Path) -> None:
-    """Adds to the device's events, in the latest trace of a folder, the op, module and line they come from.
-
-    In the file for Perfetto as well as in that for XProf.
-    """
-    sources = _sources()
-
-    def about(module: str, instruction: str) -> dict[str, str]:
-        source = sources.get(module.partition("(")[0], {}).get(instruction)
-        return {} if source is None else _told(source)
-
-    written = sorted(folder.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)[-1:]
-    for path in written:
-        with gzip.open(path) as file:
-            content: dict[str, Any] = json.load(file)
-        for event in content.get("traceEvents", ()):
-            known = event.get("args", {})
-            known.update(about(str(known.get("hlo_module", "")), known.get("hlo_op", "")))
-        path.write_bytes(gzip.compress(json.dumps(content).encode()))
-        for other in path.parent.glob("*.xplane.pb"):
-            other.write_bytes(xplane.with_names(other.read_bytes(), about))
+    """Add the op, module and line to the device's events, in the latest trace of a folder for Perfetto."""
+    path = latest_trace(folder)
+    if path is None:
+        return
+    sources, content = _sources(), read_trace(path)
+    for event in content.get("traceEvents", ()):
+        about = event.get("args", {})
+        module = str(about.get("hlo_module", "")).partition("(")[0]
+        about |= _shown(sources.get(module, {}).get(about.get("hlo_op", ""), _NOTHING))
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
 
 
-def _told(source: _Source) -> dict[str, str]:
-    """What a trace shows of an instruction."""
+def _shown(source: _Source) -> dict[str, str]:
+    """Return what a trace shows of an instruction."""
     if source.node is None:
         return {}
     op, module = _key(source.node)
     line = source.node.site.describe() if source.node.site is not None else ""
     others = ", ".join(dict.fromkeys(str(node.op.name) for node in source.others))
-    told = {"aten": op, "module": module, "line": line, "fused_with": others}
-    return {name: text for name, text in told.items() if text}
+    shown = {"aten": op, "module": module, "line": line, "fused_with": others}
+    return {name: text for name, text in shown.items() if text}

@@ -1,4 +1,4 @@
-"""XLA's passes over a program, from XLA's own dump (``--xla_dump_to``, ``--xla_dump_hlo_pass_re``)."""
+"""Read XLA's passes over a program from XLA's own dump (``--xla_dump_to``, ``--xla_dump_hlo_pass_re``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 _FILE = re.compile(r"module_\d+\.(?P<module>.+?)\.(?P<number>\d{4})\.(?P<pipeline>.+?)\.after_(?P<name>.+?)"
                    r"(?:\.before_(?P<next>.+))?\.txt$")  # fmt: skip
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-~]+ = ", re.M)
-START = "pipeline-start"  # what XLA writes at the beginning of a group of passes
+START = "pipeline-start"  # the file at the beginning of a group of passes
 FLAGS = "--xla_dump_to={folder} --xla_dump_hlo_pass_re=.* --xla_dump_hlo_module_re=jit_lazytpu_.*"
 
 
@@ -29,9 +29,9 @@ class Pass:
 
 
 def passes_of(folder: Path, module: str) -> list[Pass]:
-    """The passes that changed a module (``jit_lazytpu_<hash>``), in order; XLA writes a file after each.
+    """Return the passes that changed a module (``jit_lazytpu_<hash>``), in order; XLA writes a file after each.
 
-    An entry called `START` is no pass; the first is what XLA got.
+    An entry called `START` is no pass; the first is XLA's input.
     """
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():

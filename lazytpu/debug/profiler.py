@@ -1,8 +1,8 @@
 """`lazytpu.profiler`: where the time goes, on the host and on the device.
 
-A trace is jax's own, for TensorBoard, XProf and Perfetto, with regions of lazytpu beside what XLA shows: steps,
-recording, and cutting with lowering, compiling, starting and waiting inside.  In torch's profiler the same regions
-show as ``record_function`` events, without anything from here.
+A trace is jax's own, for TensorBoard, XProf and Perfetto, with regions of lazytpu beside XLA's events: steps,
+recording, and cutting with lowering, compiling, starting and waiting inside.  torch's profiler shows the same regions
+as ``record_function`` events, without this module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import jax
 
@@ -25,111 +24,113 @@ from lazytpu.tracing import step
 __all__ = ["annotate", "op_times", "start_server", "start_trace", "stop_trace", "trace"]
 
 
-class _Watch(observers.Observer):
-    """Makes regions while a trace is taken.
+class _Regions(observers.Observer):
+    """Opens and closes regions while a trace is taken.
 
     Attributes:
         folder: where the trace goes.
-        step, recording: the regions that are open.
+        steps: how many were begun.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.steps = 0
-        self.step: Any = None
-        self.recording: Any = None
+        self._step = ExitStack()
+        self._recording: ExitStack | None = None
 
     def begin(self) -> None:
-        """Begins a step."""
+        """Begin a step."""
         self.steps += 1
-        self.step = jax.profiler.StepTraceAnnotation("lazytpu.step", step_num=self.steps)
-        self.step.__enter__()
-        self.record()
+        self._step = _entered(jax.profiler.StepTraceAnnotation("lazytpu.step", step_num=self.steps))
+        self._record()
 
     def end(self) -> None:
-        """Ends a step."""
-        self.pause()
-        self.step.__exit__(None, None, None)
+        """End a step."""
+        self._pause()
+        self._step.close()
 
-    def record(self) -> None:
-        """Begins the region of recording."""
-        self.recording = jax.profiler.TraceAnnotation("lazytpu.record")
-        self.recording.__enter__()
+    def _record(self) -> None:
+        self._recording = _entered(jax.profiler.TraceAnnotation("lazytpu.record"))
 
-    def pause(self) -> None:
-        """Ends it."""
-        if self.recording is not None:
-            self.recording.__exit__(None, None, None)
-            self.recording = None
+    def _pause(self) -> None:
+        if self._recording is not None:
+            self._recording.close()
+            self._recording = None
 
     def region(self, name: str) -> AbstractContextManager[object]:
-        """Show a region in the trace."""
+        """Return the region of that name; a cut interrupts that of recording."""
         shown = jax.profiler.TraceAnnotation(name)
-        return self._cut(shown) if name.startswith("lazytpu.cut") and self.recording is not None else shown
+        return self._cut(shown) if name.startswith("lazytpu.cut") and self._recording is not None else shown
 
     @contextmanager
-    def _cut(self, shown: Any) -> Iterator[None]:
-        self.pause()
+    def _cut(self, shown: AbstractContextManager[object]) -> Iterator[None]:
+        self._pause()
         try:
             with shown:
                 yield
         finally:
-            self.record()
+            self._record()
 
     def step_ended(self, done: Step) -> None:
-        """Begin the next step in the trace."""
+        """Begin the next step."""
         self.end()
         self.begin()
 
 
-_watch: _Watch | None = None
+def _entered(region: AbstractContextManager[object]) -> ExitStack:
+    stack = ExitStack()
+    stack.enter_context(region)
+    return stack
+
+
+_regions: _Regions | None = None
 
 
 def start_trace(folder: str | os.PathLike[str], *, python: bool = False) -> None:
-    """Begins a trace.
+    """Begin a trace.
 
     Args:
         folder: where `stop_trace` writes it, in ``plugins/profile/<time>``: ``*.xplane.pb`` for TensorBoard and XProf,
             ``*.trace.json.gz`` for Perfetto.
-        python: show each call of a Python function too, which makes recording several times slower.
+        python: also show each call of a Python function, which makes recording several times slower.
 
     Raises:
-        RuntimeError: a trace is being taken already.
+        RuntimeError: a trace is already being taken.
     """
-    global _watch
-    if _watch is not None:
-        raise RuntimeError(f"a trace is being taken already, into {str(_watch.folder)!r}; call stop_trace first")
+    global _regions
+    if _regions is not None:
+        raise RuntimeError(f"a trace is already being taken, into {str(_regions.folder)!r}; call stop_trace first")
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = int(python)
     jax.profiler.start_trace(os.fspath(folder), profiler_options=options)
-    _watch = _Watch(Path(folder))
-    observers.add(_watch)
-    _watch.begin()
+    _regions = _Regions(Path(folder))
+    observers.add(_regions)
+    _regions.begin()
 
 
 def stop_trace() -> None:
-    """Runs what is pending, waits for it, ends the trace and writes it.
+    """Run what is pending, wait for it, end the trace and write it.
 
     Raises:
         RuntimeError: no trace is being taken.
     """
-    global _watch
-    if _watch is None:
+    global _regions
+    if _regions is None:
         raise RuntimeError("no trace is being taken; call start_trace first")
-    watch = _watch
+    ours = _regions
     try:
         step.wait()
     finally:
-        _watch = None
-        watch.end()
-        observers.remove(watch)
+        _regions = None
+        ours.end()
+        observers.remove(ours)
         jax.profiler.stop_trace()
-    name_device_events(watch.folder)
+    name_device_events(ours.folder)
 
 
 @contextmanager
 def trace(folder: str | os.PathLike[str], *, python: bool = False) -> Iterator[None]:
-    """Takes a trace of what happens inside; arguments as for `start_trace`.
+    """Take a trace of what happens inside; arguments as for `start_trace`.
 
     Example:
         >>> with lazytpu.profiler.trace("profile"):  # doctest: +SKIP
@@ -143,24 +144,24 @@ def trace(folder: str | os.PathLike[str], *, python: bool = False) -> Iterator[N
         stop_trace()
 
 
-def start_server(port: int) -> Any:
-    """Lets TensorBoard take profiles of this process through a port.
+def start_server(port: int) -> object:
+    """Let TensorBoard take profiles of this process through a port.
 
     Returns:
-        The server, which lives as long as this is kept.
+        The server, which runs as long as it is referenced.
     """
     return jax.profiler.start_server(port)
 
 
 @contextmanager
-def annotate(name: str, **shown: Any) -> Iterator[None]:
-    """Names what happens inside, in traces and in torch's profiler.
+def annotate(name: str, **shown: object) -> Iterator[None]:
+    """Name what happens inside, in traces and in torch's profiler.
 
-    On the host only: the device runs the ops later, in one program with all the others of the step.
+    Only on the host: the device runs the ops later, in one program with all the others of the step.
 
     Args:
         name: as shown.
-        shown: more that a trace shows with it, such as ``epoch=3``.
+        shown: what else a trace shows with it, such as ``epoch=3``.
     """
     with ExitStack() as stack:
         stack.enter_context(jax.profiler.TraceAnnotation(name, **shown))
@@ -168,12 +169,12 @@ def annotate(name: str, **shown: Any) -> Iterator[None]:
         yield
 
 
-def op_times(function: Callable[..., Any], *args: Any, runs: int = 3, **kwargs: Any) -> OpTimes:
-    """What each aten op of a step takes on the device, measured.
+def op_times(function: Callable[..., object], *args: object, runs: int = 3, **kwargs: object) -> OpTimes:
+    """Measure what each aten op of a step takes on the device.
 
-    The function is called once, so that what it runs is compiled, and then ``runs`` times under the profiler.  These
-    are times of XLA's instructions, which know the op they came from.  What XLA has fused is one instruction: its time
-    counts for the op that XLA named it after, and the others in it are listed beside it.
+    The function is called once, so that its graphs are compiled, and then ``runs`` times under the profiler.  The times
+    are those of XLA's instructions, which know the op they came from.  A fusion is one instruction: its time counts for
+    the op that XLA named it after, and the others in it are listed beside it.
 
     Args:
         function: a step; what it leaves pending is run and waited for.
@@ -181,23 +182,23 @@ def op_times(function: Callable[..., Any], *args: Any, runs: int = 3, **kwargs: 
         runs: how many calls are measured.
 
     Returns:
-        The ops, the dearest first; prints as a table.
+        The ops, the longest first; prints as a table.
 
     Raises:
-        RuntimeError: a trace is being taken already.
+        RuntimeError: a trace is already being taken.
         ValueError: ``runs`` is less than 1.
     """
     if runs < 1:
         raise ValueError(f"runs is 1 or more, not {runs}")
-    _called(function, args, kwargs)
+    _call(function, args, kwargs)
     with TemporaryDirectory() as folder:
         with trace(folder):
             for _ in range(runs):
-                _called(function, args, kwargs)
+                _call(function, args, kwargs)
         return times_of(Path(folder), runs)
 
 
-def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+def _call(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     held = function(*args, **kwargs)
     step.wait()
     del held

@@ -1,8 +1,9 @@
-"""The text and the drawing of a graph."""
+"""Print a graph as text, or as a drawing in Graphviz's language."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,34 +19,50 @@ SITE_COLUMN = 64
 
 
 def graph_text(graph: Graph, *, sites: bool = True) -> str:
-    """The IR as text: one node a line, the user's line and module path at the right.
+    """Return the IR as text: one node a line, the user's line and module path at the right.
 
     Args:
         graph: what to print.
-        sites: whether to print the user's lines.
+        sites: whether to print the user's lines and the comment at the head.
     """
     names = graph.names
     head = [f"{names[v]}: {v.layout.describe()}" for v in graph.inputs]
     head += [f"{number_name(n)}: {_NUMBER_TYPE[n.kind] if n.dtype != 'rng' else 'u64[2]'}" for n in graph.numbers]
-    note = "  # %s: a number from Python" if sites and graph.numbers else ""
+    note = f"  # {_numbers_note(graph.numbers)}" if sites and graph.numbers else ""
     lines = [f"graph({', '.join(head)}) {{{note}"]
     for node in graph.nodes:
         line = f"  {node_text(node, names)}"
         if sites and node.site is not None:
             line = f"{line:<{SITE_COLUMN}} # {node.site.describe()}"
         lines.append(line)
-    donated = f"  donate {', '.join(names[graph.inputs[d]] for d in graph.donated)}\n" if graph.donated else ""
-    checked = "  check bounds\n" if graph.checked else ""
-    checked += "".join(
-        f"  all of %{_LETTER[kind]}{start} to %{_LETTER[kind]}{stop - 1} are %{_LETTER[kind]}{start}\n"
-        for kind, start, stop in graph.uniform
+    lines.append(f"  return {', '.join(names[v] for v in graph.outputs)}")
+    if graph.donated:
+        lines.append(f"  donate {', '.join(names[graph.inputs[d]] for d in graph.donated)}")
+    if graph.checked:
+        lines.append("  check bounds")
+    for kind, start, stop in graph.uniform:
+        lines.append(f"  equal %{_LETTER[kind]}{start} to %{_LETTER[kind]}{stop - 1}")
+    if graph.concatenated:
+        lines.append(f"  concatenate the last {graph.concatenated}")
+    return "\n".join([*lines, "}"])
+
+
+def _numbers_note(numbers: Sequence[Number]) -> str:
+    """Return ``%s0, %n0: scalar inputs``: what the names among the inputs that are no tensors mean."""
+    scalars = [number_name(n) for n in numbers if n.dtype != "rng"]
+    keys = [number_name(n) for n in numbers if n.dtype == "rng"]
+    found = [(scalars, "scalar input"), (keys, "random key")]
+    return "; ".join(
+        f"{_listed(names)}: {f'a {what}' if len(names) == 1 else f'{what}s'}" for names, what in found if names
     )
-    checked += f"  the last {graph.concatenated} as one array\n" if graph.concatenated else ""
-    return "\n".join(lines) + f"\n  return {', '.join(names[v] for v in graph.outputs)}\n{donated}{checked}}}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]}, ..., {names[-1]}"
 
 
 def node_text(node: Node, names: dict[Value, str]) -> str:
-    """``%0: f32[2,3] = aten.mul.Tensor(%p0, %s0)``."""
+    """Return ``%0: f32[2,3] = aten.mul.Tensor(%p0, %s0)``."""
     results = ", ".join(f"{names[v]}: {v.layout.describe()}" for v in node.values if v is not None)
     arguments = [_argument(x, names) for x in node.args]
     arguments += [f"{k}={_argument(x, names)}" for k, x in node.kwargs.items()]
@@ -54,11 +71,11 @@ def node_text(node: Node, names: dict[Value, str]) -> str:
 
 
 def number_name(number: Number) -> str:
-    """``%s0`` for floats, ``%n0`` for ints, ``%z0`` for complex numbers."""
+    """Return ``%s0`` for a float, ``%n0`` for an int, ``%z0`` for a complex number."""
     return f"%{_LETTER[number.kind]}{number.index}"
 
 
-def _argument(x: Any, names: dict[Value, str]) -> str:
+def _argument(x: object, names: dict[Value, str]) -> str:
     if type(x) is Value:
         return names[x]
     if type(x) is Number:
@@ -74,7 +91,7 @@ def _argument(x: Any, names: dict[Value, str]) -> str:
 
 
 def graph_dot(graph: Graph) -> str:
-    """The graph in Graphviz's language."""
+    """Return the graph in Graphviz's language."""
     names = graph.names
     lines = ["digraph lazytpu {", '  node [shape=box, fontname="monospace"];']
     lines += [f'  "{names[v]}" [label="{names[v]}: {v.layout}", style=filled];' for v in graph.inputs]

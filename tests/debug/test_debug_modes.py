@@ -150,7 +150,7 @@ class TestCheck:
             "aten.tanh differs from the CPU by 0.5 (relative 0.66): 0.5 instead of 0.0 at [0, 0]; 2 of 2 elements\n"
             f"  at    {line_of('wrong')}\n"
             "  with  f32[1,2] from 0 to 1\n"
-            "  gives f32[1,2] from 0.5 to 0.5"
+            "  got   f32[1,2] from 0.5 to 0.5"
         )
 
     def test_integers_have_to_be_equal(self, device, monkeypatch):
@@ -172,7 +172,7 @@ class TestCheck:
     def test_says_what_is_not_compared(self, device):
         found = lazytpu.debug.check(lambda: torch.randn(3, device=device) + 1)
         assert found.ok
-        assert dict(found.skipped) == {("aten.randn", "draws random numbers"): 1}
+        assert dict(found.skipped) == {("aten.randn", "uses random numbers"): 1}
 
     def test_views_and_strides(self, device):
         x = torch.arange(12.0).reshape(3, 4).to(device)
@@ -193,7 +193,7 @@ class TestCheck:
             assert found.ok, found
             assert not found.skipped
         ((op, why),) = lazytpu.debug.check(lambda: attend(q.detach(), k, v, dropout_p=0.5)).skipped
-        assert "attention" in op and why == "draws random numbers"
+        assert "attention" in op and why == "uses random numbers"
         op = aten._scaled_dot_product_fused_attention_overrideable_backward.default
         rule = registry.rule_of(op)
         broken(monkeypatch, op, lambda *args, **given: [None if x is None else x * 1.1 for x in rule(*args, **given)])
@@ -215,7 +215,7 @@ class TestFindNan:
 
         found = lazytpu.debug.find_nan(function)
         assert str(found) == (
-            "aten.log gives f32[3] with 1 inf, the rest from 0 to 0.6931\n"
+            "aten.log returned f32[3] with 1 inf, the rest from 0 to 0.6931\n"
             f"  at    {line_of('makes inf')}\n"
             "  with  f32[3] from 0 to 2"
         )
@@ -259,7 +259,7 @@ class TestFindNan:
     def test_a_number_that_makes_it(self, device):
         found = lazytpu.debug.find_nan(lambda: torch.ones(2, device=device) / 0.0)
         assert found is not None
-        assert found.operands == ("f32[2] from 1 to 1", "the number 0.0")
+        assert found.operands == ("f32[2] from 1 to 1", "the scalar 0.0")
 
     def test_the_backward_pass(self, device):
         x = torch.zeros(2, device=device, requires_grad=True)

@@ -6,23 +6,16 @@ import shutil
 import time
 from pathlib import Path
 
-import jax
-import numpy
 import pytest
 import torch
+from torch._higher_order_ops.scan import scan
 
 import lazytpu
-from lazytpu.debug import cost, draw, dump, hlo, links, passes, protobuf
+from lazytpu.debug import cost, draw, dump, hlo, links, passes
 from lazytpu.debug.compare import nearest, text_of, unified
 from lazytpu.debug.folder import Dump, NotADump, open_dump
-from lazytpu.diagnosis import events
-from lazytpu.frontends.dynamo.dump import in_order
 from lazytpu.observe import step_statistics
-from lazytpu.runtime import launch
-from lazytpu.runtime.disk_cache import serialized
-from lazytpu.tensors.storage import storage_of
 from lazytpu.tracing import reading, step
-from lazytpu.tracing.record import cell_of
 from tests.support.dumped_program import FORWARD_LINE, dump_into, the_dump
 
 
@@ -99,33 +92,27 @@ def test_lines_of_the_texts_lead_to_ops_with_their_place_in_the_program(dumped):
         for line, found in zip(stablehlo, links["stablehlo.mlir"], strict=True)
         if not found and " = stablehlo." in line
     ]
-    # what numbers from Python are cut from belongs to no op alone, and regions begin with lines without a name
+    # the arrays of scalar inputs belong to no single op, and regions begin with lines without a name
     assert len(bare) < len(stablehlo) / 20, bare
     assert dumped.sources()[op["file"]].splitlines()[op["line"] - 1].strip().startswith("return self.head")
 
 
-def test_costs(dumped):
+def test_costs_are_counted_by_op_and_by_module(dumped):
     graph = dumped.graphs[1]
     ops = graph.table("graph.json")["ops"]
     flops = {op["op"]: op["flops"] for op in ops if not op["backward"]}
-    assert flops["aten.linear"] == 2 * 6 * 144 * 5 + 6 * 5
-    products = 2 * (6 * 4 * 6 * 6) * 9
-    assert products <= flops["aten.convolution"] <= 1.2 * products
+    assert flops["aten.linear"] == 2 * 6 * 144 * 5
+    assert flops["aten.convolution"] == 2 * (6 * 4 * 6 * 6) * 9
     assert flops["aten.relu"] == 6 * 4 * 36
+    backward = {op["op"]: op["flops"] for op in ops if op["backward"]}
+    assert backward["aten.linear_backward"] == 2 * flops["aten.linear"]
+    assert backward["aten.convolution_backward"] == flops["aten.convolution"]  # of the weight; x needs no gradient
     table = graph.table("cost.json")
     assert table["flops"] == sum(op["flops"] for op in ops) == sum(row["flops"] for row in table["by_op"])
     assert table["flops"] == sum(row["flops"] for row in table["by_module"])
+    assert 0.8 < table["flops"] / table["xla"]["flops"] < 8  # XLA counts one of the nine iterations of a convolution
     relu = next(op for op in ops if op["op"] == "aten.relu")
     assert relu["bytes"] == 2 * 4 * (6 * 4 * 36)
-
-
-def test_costs_agree_with_xla(dumped):
-    for graph in dumped.graphs:
-        module = hlo.parse(graph.text("hlo-optimized.txt"))
-        costs = cost.Costs(module)
-        once = sum(costs.flops(i) for _, i in module.instructions())  # XLA counts one turn of a loop
-        assert once == pytest.approx(graph.table("cost.json")["xla"]["flops"], rel=0.02)
-        assert once < sum(costs.flops(v.instruction) * v.times for v in cost.visits(module))  # there are 9 taps
 
 
 def test_memory(dumped):
@@ -246,7 +233,7 @@ ENTRY %main (a: f32[4,8], s: s64[]) -> (s64[], f32[4,8]) {
 def test_hlo_is_parsed():
     module = hlo.parse(LOOP)
     assert list(module.computations) == ["body", "cond", "main"]
-    assert module.entry.name == "main"
+    assert [c.name for c in module.computations.values() if c.entry] == ["main"]
     found = {i.name: i for _, i in module.instructions()}
     assert found["dot.1"].operands == ["x", "w"]
     assert found["x"].operands == ["p"]
@@ -254,16 +241,20 @@ def test_hlo_is_parsed():
     assert found["t"].root and not found["dot.1"].root
     assert found["while.1"].called == ["cond", "body"]
     assert found["dot.1"].op_name.startswith("jit(f)/Net/aten.mm%3")
-    assert found["w"].shapes == [("f32", (8, 8))]
     assert LOOP.splitlines()[found["dot.1"].line - 1].lstrip().startswith("%dot.1")
-    assert hlo.bytes_of("(s64[], f32[4,8]{1,0}, pred[3], s4[3])") == 8 + 128 + 3 + 2
 
 
-def test_the_body_of_a_loop_counts_as_often_as_it_runs():
-    module = hlo.parse(LOOP)
-    costs = cost.Costs(module)
-    total = sum(v.times * costs.flops(v.instruction) for v in cost.visits(module))
-    assert total == 5 * (2 * 4 * 8 * 8 + 1)  # the product, and the comparison of the condition
+def test_the_body_of_a_loop_counts_in_each_iteration(device):
+    x, weight = torch.ones(3, 4, device=device), torch.ones(4, 4, device=device)
+    scanned = scan(lambda c, row: (c @ weight, row.sin()), x[:1], x)
+    (node,) = [n for n in reading.pending_graph(scanned).nodes if n.op.name == "scan"]
+    assert cost.flops_of(node) == 3 * (2 * 4 * 4 + 4)
+
+
+def test_attention_counts_its_products(device):
+    q = torch.ones(1, 2, 3, 4, device=device)
+    out = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert max(map(cost.flops_of, reading.pending_graph((out,)).nodes)) == 2 * (2 * 2 * 3 * 3 * 4)
 
 
 def test_one_op_more_is_one_line_of_difference():
@@ -331,37 +322,3 @@ def test_dumping_changes_no_other_setting(
     monkeypatch.setattr(lazytpu.config, "dump", "")
     assert steps.read_text().splitlines()[-1:] == (tmp_path / "steps.jsonl").read_text().splitlines()
     assert not step_statistics.measuring()
-
-
-def test_object_files_of_an_executable_stand_in_one_order(device):
-    lazytpu.tracing.step.forget()
-    x = torch.randn(8, 8).to(device)
-    y = ((x @ x).exp() @ x).sin().cumsum(0) + (x.cos() @ x).tanh()
-    expected = y.cpu()
-    executable = events.compilations[-1].executable
-    facts, data = serialized.dump(executable.compiled)
-    size, begin = protobuf.varint(data, 0)
-    begin += size
-
-    def turned(program):
-        raws = [raw for _, _, raw in protobuf.fields(program)]
-        objects = [i for i, raw in enumerate(raws) if b"\x7fELF" in raw[:32]]
-        assert len(objects) > 1
-        for i, raw in zip(objects, [raws[i] for i in reversed(objects)], strict=True):
-            raws[i] = raw
-        return b"".join(raws)
-
-    other = data[:begin] + protobuf.changed(data[begin:], 1, turned)
-    assert other != data
-    assert in_order(other) == in_order(data)
-    assert len(in_order(data)) == len(data)
-    types = [jax.ShapeDtypeStruct((8, 8), "float32")]
-    given, kept = launch.split_donated(executable.graph, types)
-    loaded = serialized.load(facts, in_order(other), given, kept, (None, None, None))
-    (found,) = loaded([], [storage_of(cell_of(x)).buffer], None, None, None)
-    torch.testing.assert_close(torch.from_numpy(numpy.array(found)), expected)
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff" * 20, b"\x03abc\x0a\x05ab", b"\x03abc\x08\x05"])
-def test_what_is_no_executable_stays_as_it_is(data):
-    assert in_order(data) == data

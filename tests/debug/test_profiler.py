@@ -6,12 +6,11 @@ import gzip
 import json
 from collections import Counter
 
-import jax
 import pytest
 import torch
 
 import lazytpu
-from lazytpu.debug import profiler, xplane
+from lazytpu.debug import profiler
 from lazytpu.observe import regions
 from lazytpu.observers import calls_of
 
@@ -74,31 +73,7 @@ def test_device_events_have_aten_and_module_names(net, device, tmp_path):
     found = {(args.get("aten"), args.get("module")) for args in about}
     assert {("aten.addmm", "Sequential.0"), ("aten.linear", "Sequential.2")} <= found
     assert any("test_profiler.py:" in args.get("line", "") for args in about)
-
-
-def test_device_events_have_them_for_xprof_too(net, device, tmp_path):
-    x = torch.ones(4, 32, device=device)
-    with profiler.trace(tmp_path):
-        train_step(net, x)
-    shown = [event["args"] for event in events_of(tmp_path) if "aten" in event.get("args", {})]
-    (path,) = tmp_path.rglob("*.xplane.pb")
-    planes = jax.profiler.ProfileData.from_file(str(path)).planes
-    events = [(event.name, dict(event.stats)) for plane in planes for line in plane.lines for event in line.events]
-    about = [stats for _, stats in events]
-    named = [stats for stats in about if "aten" in stats]
-    keys = ("hlo_module", "hlo_op", "aten", "module", "line", "fused_with")
-    assert Counter(tuple(a.get(k) for k in keys) for a in named) == Counter(
-        tuple(a.get(k) for k in keys) for a in shown
-    )
-    assert all({"run_id", "device_ordinal"} <= set(stats) for stats in named), "what XLA says of them is kept"
-    assert any(name.startswith("lazytpu.step") for name, _ in events)
-
-
-def test_what_is_no_trace_is_refused():
-    assert xplane.with_names(b"", lambda module, op: {}) == b""
-    for text in (b"not a trace", b"\x0a\xff", b"\x0a\x05ab"):
-        with pytest.raises(ValueError, match="this is no"):
-            xplane.with_names(text, lambda module, op: {})
+    assert all({"hlo_module", "run_id"} <= set(args) for args in about if "aten" in args), "XLA's own are kept"
 
 
 def test_nothing_listens_afterwards(net, device, tmp_path):
@@ -110,7 +85,7 @@ def test_nothing_listens_afterwards(net, device, tmp_path):
 
 
 def test_one_trace_at_a_time(tmp_path):
-    with profiler.trace(tmp_path), pytest.raises(RuntimeError, match="a trace is being taken already"):
+    with profiler.trace(tmp_path), pytest.raises(RuntimeError, match="a trace is already being taken"):
         profiler.start_trace(tmp_path)
 
 
@@ -126,7 +101,7 @@ def test_times_of_ops(net, device):
     assert rows["aten.addmm", "Sequential.0"].site.startswith("test_profiler.py:")
     lines = str(times).splitlines()
     assert lines[0].split() == ["ms", "%", "op", "module", "line", "fused", "with"]
-    assert lines[-1].endswith("all, mean of 2 runs")
+    assert lines[-1].endswith("total, mean of 2 runs")
     assert len(lines) == len(times.rows) + 2
 
 

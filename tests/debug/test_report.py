@@ -14,10 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lazytpu.cli.app import app
+from lazytpu.debug.device_times import DeviceTimes, device_times
 from lazytpu.debug.folder import open_dump
 from lazytpu.debug.report import collect, write_report
-from lazytpu.debug.report.measured import Measured, measured
-from lazytpu.debug.report.readers import readers
 from tests.support.dumped_program import CALL_LINE, FORWARD_LINE, OUTSIDE_LINE, the_dump
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -87,72 +86,34 @@ def event(name: str, run: int, duration_us: float) -> dict:
 
 
 def test_times_come_from_the_trace_of_the_profiler(tmp_path):
-    assert measured(tmp_path) == {}
+    assert device_times(tmp_path) == device_times(tmp_path / "none") == {}
     trace_of(tmp_path, [event("a", 1, 10), event("a", 2, 30), event("b", 2, 5), {"ph": "M", "name": "x"}])
-    (found,) = measured(tmp_path).values()
+    (found,) = device_times(tmp_path).values()
     assert found.runs == 2
     assert found.seconds == pytest.approx({"a": 40e-6, "b": 5e-6})
 
 
-def test_the_time_of_a_fusion_is_divided_among_its_ops():
+def test_the_time_of_a_fusion_is_divided_among_its_ops_by_flops():
     rows = [
-        {"line": 3, "name": "fusion", "ops": [0], "flops": 12},
-        {"line": 1, "name": "x", "ops": [0], "flops": 8},
-        {"line": 2, "name": "y", "ops": [1], "flops": 2},
-        {"line": 4, "name": "dot", "ops": [2], "flops": 9},
+        {"line": 3, "name": "fusion", "opcode": "fusion", "ops": [0]},
+        {"line": 1, "name": "x", "opcode": "add", "ops": [0]},
+        {"line": 2, "name": "y", "opcode": "add", "ops": [1]},
+        {"line": 4, "name": "dot", "opcode": "dot", "ops": [2]},
+        {"line": 5, "name": "loop", "opcode": "while", "ops": [2]},
     ]
-    found = collect.op_seconds(rows, {1: 3, 2: 3}, {"fusion": 12.0, "dot": 5.0})
+    times = DeviceTimes(runs=2)
+    times.seconds.update({"fusion": 24.0, "dot": 10.0, "loop": 99.0, "x": 99.0})
+    found = collect.op_seconds([{"flops": n} for n in (8, 2, 5)], rows, {1: 3, 2: 3}, times)
     assert found == pytest.approx({0: 9.0, 1: 3.0, 2: 5.0})
 
 
 def test_measured_times_reach_the_ops():
-    dump = open_dump(the_dump())
-    graph = dump.graphs[1]
+    graph = open_dump(the_dump()).graphs[1]
     rows = graph.table("links.json")["hlo-optimized.txt"]["instructions"]
-    names = [row["name"] for row in rows if row["opcode"] in ("fusion", "dot", "copy")]
-    times = Measured(runs=2)
-    times.seconds.update(dict.fromkeys(names, 0.002))
-    part = collect.graph_part(graph, times, {})
-    assert sum(op["seconds"] or 0 for op in part["ops"]) > 0
-    assert all(op["seconds"] is None for op in collect.graph_part(graph, None, {})["ops"])
-
-
-VIEWS = """\
-class Flat(Module):
-    def forward(self, x):
-        return x.flatten(1)
-def heads(x):
-    b = x.shape[0]
-    return x.view(b, 4).transpose(0, 1)
-class Net(Module):
-    def __init__(self):
-        self.flat = Flat()
-    def forward(self, x):
-        h = heads(x)
-        h = h[1:]
-        y = (
-            relu(h)
-            .permute(1, 0)
-        )
-        z = self.flat(y)
-        return z.unsqueeze(0)
-loss = model(data).sum()
-"""
-
-
-def test_views_are_found_where_they_are_read():
-    read = [("aten.view", 14), ("aten.transpose.int", 14), ("aten.slice.Tensor", 14), ("aten.relu", 14)]
-    read += [("aten.permute", 19), ("aten.view", 19), ("aten.unsqueeze", 19), ("aten.sum", 19), ("aten.view", 19)]
-    names = ["%p0", *[f"%{i}" for i in range(len(read))]]
-    ops = [
-        {
-            "op": op, "file": "/net.py", "line": line, "backward": i == 8, "operands": names[i : i + 1],
-            "results": [[names[i + 1], "f32[4]"]], "bytes": 0 if i not in (3, 7) else 16,
-        }
-        for i, (op, line) in enumerate(read)
-    ]  # fmt: skip
-    found = readers(VIEWS, "/net.py", ops)
-    assert found == {3: [5], 6: [0, 1], 11: [0, 1], 12: [2], 15: [4], 17: [5], 18: [6]}
+    times = DeviceTimes(runs=2)
+    times.seconds.update({row["name"]: 0.002 for row in rows if row["opcode"] in ("fusion", "dot", "copy")})
+    assert sum(op["seconds"] or 0 for op in collect.graph_part(graph, times)["ops"]) > 0
+    assert all(op["seconds"] is None for op in collect.graph_part(graph, None)["ops"])
 
 
 # --- in a browser --------------------------------------------------------------------------------------
@@ -247,6 +208,8 @@ def test_a_line_that_only_calls_leads_to_what_is_recorded_below_it(opened):
     assert page.locator("#selection .below").count() == 0
     page.click(f".pane[data-pane=source] .ln >> nth={OUTSIDE_LINE - 1}")
     assert page.locator("#selection .below").count() == 0, "it calls nothing of the program"
+    page.click(".pane[data-pane=source] .ln >> nth=3")
+    assert "A view is recorded by the line that reads it" in page.inner_text("#selection")
 
 
 def test_a_line_with_ops_and_calls(opened):
@@ -259,7 +222,7 @@ def test_a_line_with_ops_and_calls(opened):
     ir = {"lines": ["sin", "cos"], "numbers": [1, 2], "ops": [[0], [1]]}
     empty = {"lines": [], "numbers": [], "ops": []}
     part = {"ops": ops, "stacks": [[["/net.py", 3]], []], "texts": {"ir": ir, "stablehlo": empty, "hlo": empty}}
-    part |= {"instructions": [], "readers": {}, "folded": {}}
+    part |= {"instructions": [], "folded": {}}
     page = opened.page
     sources = {"/net.py": "def f(x):\n    return x.sin()\ny = f(x).cos()\n"}
     page.evaluate("document.body.insertAdjacentHTML('beforeend', '<div id=s></div><div id=b></div>')")
@@ -354,7 +317,7 @@ def large(tmp_path_factory) -> Path:
     for i in range(4, 4 * MANY):
         hlo.append(f'  %multiply.{i} = f32[8]{{0}} multiply(%a, %a), metadata={{op_name="x"}}')
         row = {"line": i, "name": f"multiply.{i}", "opcode": "multiply", "computation": "main", "how": "metadata"}
-        rows.append({**row, "ops": [i // 4], "times": 1, "flops": 8, "bytes": 64})
+        rows.append({**row, "ops": [i // 4]})
     ir = [
         "graph(%p0: f32[8]) {",
         *[f"  %{i}: f32[8] = aten.mul.Tensor(%p0, %p0)  # net.py:1" for i in range(MANY)],
@@ -380,7 +343,7 @@ def large(tmp_path_factory) -> Path:
     }
     for file, text in files.items():
         (folder / name / file).write_text(text)
-    cause = {"kind": "first", "text": "the first graph", "given": "", "remedy": "", "at": "net.py:1", "was": "?"}
+    cause = {"kind": "first", "text": "the first graph", "with": "", "fix": "", "at": "net.py:1", "was": "?"}
     about = {"name": name, "number": 1, "ops": MANY, "inputs": 1, "outputs": 1, "flops": 0, "bytes": 0, "nearest": None}
     about |= {"cause": cause, "missing": {}, "hlo_module": "jit_lazytpu_00000000"}
     (folder / name / "manifest.json").write_text(json.dumps(about))
@@ -404,15 +367,13 @@ def test_a_graph_of_5000_ops_opens_in_two_seconds(browser, large):
     assert best < LOAD_S
     page.click("#side [data-number='1']")
     page.wait_for_selector(".pane[data-pane=hlo] .ln")
+    page.click(".pane[data-pane=ir] .ln >> nth=1")  # a view, of which XLA made no instruction
+    assert len(opened.marked("ir")) == 1 and len(opened.marked("hlo", ".weak")) == 4
+    said = page.inner_text("#selection").replace("\n", " ")
+    assert "no instruction of its own: folded into %1 aten.mul.Tensor" in said
     page.click(".pane[data-pane=source] .ln >> nth=3")
     assert len(page.query_selector_all(".ln")) < 1500  # only what is in view
     assert opened.marked("ir") and opened.marked("hlo")
-    page.click(".pane[data-pane=source] .ln >> nth=0")  # a view, which is recorded by the next line and folded into it
-    assert [line.split("\n")[-1] for line in opened.marked("source")] == ["v = x.t()", "v = layer_0(v)"]
-    assert len(opened.marked("ir")) == 1 and len(opened.marked("hlo", ".weak")) == 4
-    said = page.inner_text("#selection").replace("\n", " ")
-    assert "net.py:1 makes views alone, recorded where they are read: net.py:2" in said
-    assert "no instruction of its own: folded into %1 aten.mul.Tensor" in said
     for tab in ("modules", "drawing", "diff"):
         opened.tab(tab)
     page.wait_for_selector("#drawing canvas", state="attached")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import lazytpu
+from lazytpu.ir.printer import graph_text
 from lazytpu.tracing.reading import pending_graph
 
 
@@ -22,13 +24,44 @@ def test_ir_text_is_what_the_documentation_shows(device: torch.device) -> None:
     y = (x * 2.5 + torch.ones(3).to(device)).sum(1)
     text = re.sub(r"\btest_ir.py:\d+", "test_ir.py:N", lazytpu.ir_text(y))
     assert text == (
-        "graph(%p0: f32[2,3], %p1: f32[3], %s0: f64[]) {  # %s: a number from Python\n"
+        "graph(%p0: f32[2,3], %p1: f32[3], %s0: f64[]) {  # %s0: a scalar input\n"
         "  %0: f32[2,3] = aten.mul.Tensor(%p0, %s0)                       # test_ir.py:N\n"
         "  %1: f32[2,3] = aten.add.Tensor(%0, %p1)                        # test_ir.py:N\n"
         "  %2: f32[2] = aten.sum.dim_IntList(%1, [1])                     # test_ir.py:N\n"
         "  return %2\n"
         "}"
     )
+
+
+def test_the_head_names_the_scalar_inputs_and_keys_that_are_there(device: torch.device) -> None:
+    x = torch.ones(2, device=device)
+
+    def note(*tensors: torch.Tensor) -> str:
+        return lazytpu.ir_text(*tensors).splitlines()[0].partition("  # ")[2]
+
+    lazytpu.mark_step()
+    assert note(x + x) == ""
+    assert note(x * 3) == "%n0: a scalar input"
+    lazytpu.mark_step()
+    assert note(x * 2.5 + 3) == "%s0, %n0: scalar inputs"
+    lazytpu.mark_step()
+    assert note(torch.rand(2, device=device) * 2.5) == "%s0: a scalar input; %n0: a random key"
+    lazytpu.mark_step()
+    assert note((((x + 1.5) * 2.5).sin() + 3.5).cos() * 4.5) == "%s0, %s1, ..., %s3: scalar inputs"
+
+
+def test_the_lines_behind_return(device: torch.device) -> None:
+    x = torch.ones(2).to(device)
+    graph = pending_graph((x * 2.5, x + 1.5))
+    full = dataclasses.replace(graph, donated=(0,), checked=True, uniform=(("f", 0, 2),), concatenated=2)
+    assert graph_text(full).splitlines()[-6:] == [
+        "  return %0, %1",
+        "  donate %p0",
+        "  check bounds",
+        "  equal %s0 to %s1",
+        "  concatenate the last 2",
+        "}",
+    ]
 
 
 def test_several_results_lists_and_strides(device: torch.device) -> None:

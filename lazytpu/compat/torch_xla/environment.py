@@ -7,7 +7,7 @@ import warnings
 
 import lazytpu
 from lazytpu.compat.torch_xla import metrics_format
-from lazytpu.debug.inspect import optimized_hlo_of
+from lazytpu.debug.graph_text import optimized_hlo_of
 from lazytpu.diagnosis.events import Compilation
 from lazytpu.ir.printer import graph_dot, graph_text
 from lazytpu.observers import Observer, add

@@ -1,4 +1,4 @@
-"""A dump as one HTML page that needs no network."""
+"""Write a dump as one HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import json
 import re
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from lazytpu.debug.folder import Dump
+import jinja2
+
+from lazytpu.debug.device_times import device_times
+from lazytpu.debug.folder import Dump, JsonObject
 from lazytpu.debug.report.collect import graph_part, overview
-from lazytpu.debug.report.measured import measured
 
 _SCRIPTS = ("echarts.common.min.js", "cytoscape.min.js", "dagre.min.js", "tabulator.min.js")
 _STYLES = ("tabulator_simple.min.css",)
@@ -20,7 +21,7 @@ _SOURCE_MAP = re.compile(r"^\s*(?://#|/\*#) sourceMappingURL=\S+(?: \*/)?\s*$|/\
 
 
 def write_report(dump: Dump, out: Path, profile: Path | None = None, title: str = "") -> None:
-    """Writes the page.
+    """Write the page.
 
     Args:
         dump: what to show.
@@ -28,12 +29,9 @@ def write_report(dump: Dump, out: Path, profile: Path | None = None, title: str 
         profile: folder of a profile of the same run, for measured times; ``times/profile`` of the dump if there is one.
         title: of the page; the name of the dump's folder when empty.
     """
-    import jinja2
-
     folder = profile or dump.folder / "times" / "profile"
-    times = measured(folder) if folder.is_dir() else {}
-    sources = dump.sources()
-    parts = [_packed(graph_part(g, times.get(g.manifest["hlo_module"]), sources)) for g in dump.graphs]
+    times = device_times(folder)
+    parts = [_packed(graph_part(g, times.get(g.manifest["hlo_module"]))) for g in dump.graphs]
     files = resources.files(__package__)
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (files / name).read_text(encoding="utf-8")),
@@ -58,8 +56,8 @@ def _vendored(name: str) -> str:
     return _SOURCE_MAP.sub("", text)
 
 
-def _packed(table: dict[str, Any]) -> str:
-    """JSON, compressed, as text that may stand in HTML; the browser unpacks it."""
+def _packed(table: JsonObject) -> str:
+    """Return JSON, compressed, as text that may stand in HTML; the browser unpacks it."""
     text = json.dumps(table, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 

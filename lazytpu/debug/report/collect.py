@@ -1,25 +1,21 @@
-"""What the page shows, as plain data: an overview of the run, and one part for each graph."""
+"""Collect what the page shows, as plain data: an overview of the run, and one part for each graph."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from lazytpu.debug.folder import Dump, DumpedGraph
+from lazytpu.debug.device_times import CALLS, DeviceTimes
+from lazytpu.debug.folder import Dump, DumpedGraph, JsonObject
 from lazytpu.debug.links import MAX_OPS, without_location
-from lazytpu.debug.report.measured import CALLS, Measured
-from lazytpu.debug.report.readers import readers
 
-Table = dict[str, Any]
 _METADATA = re.compile(r", (?:metadata|backend_config|frontend_attributes)=\{")
 # Beyond this a page gets slow to open; the files of the dump have the rest.
 MAX_STEPS = 20_000
 
 
-def overview(dump: Dump, times: dict[str, Measured]) -> Table:
-    """The run: versions, steps, graphs, cuts, fallbacks, sources."""
+def overview(dump: Dump, times: Mapping[str, DeviceTimes]) -> JsonObject:
+    """Return what is shown of the run: versions, steps, graphs, cuts, fallbacks, sources."""
     about = dump.manifest
     runs = {row["number"]: row for row in dump.summary.get("graphs", ())}
     return {
@@ -34,7 +30,9 @@ def overview(dump: Dump, times: dict[str, Measured]) -> Table:
     }
 
 
-def _head(dump: Dump, graph: DumpedGraph, runs: dict[int, Table], times: dict[str, Measured]) -> Table:
+def _head(
+    dump: Dump, graph: DumpedGraph, runs: Mapping[int, JsonObject], times: Mapping[str, DeviceTimes]
+) -> JsonObject:
     about, timed = graph.manifest, dump.compiles.get(graph.name, {})
     keys = ("name", "number", "ops", "inputs", "outputs", "flops", "bytes", "nearest", "cause", "missing")
     found = times.get(about["hlo_module"])
@@ -51,21 +49,17 @@ def _head(dump: Dump, graph: DumpedGraph, runs: dict[int, Table], times: dict[st
     }
 
 
-def graph_part(graph: DumpedGraph, times: Measured | None, sources: Mapping[str, str]) -> Table:
-    """One graph: ops, the three texts with the ops of each line, instructions, the diff.
-
-    Args:
-        sources: path of each file of the program to its text.
-    """
+def graph_part(graph: DumpedGraph, times: DeviceTimes | None) -> JsonObject:
+    """Return what is shown of one graph: ops, the three texts with the ops of each line, instructions, the diff."""
     table, links = graph.table("graph.json"), graph.table("links.json")
-    rows = links.get("hlo-optimized.txt", {}).get("instructions", [])
-    owners = _owners(links.get("hlo-optimized.txt", {}))
-    seconds = _instruction_seconds(rows, times)
-    by_op = op_seconds(rows, owners, seconds)
-    ops = table.get("ops", [])
-    for position, op in enumerate(ops):
+    optimized = links.get("hlo-optimized.txt", {})
+    rows: list[JsonObject] = optimized.get("instructions", [])
+    owners = _owners(rows, optimized.get("computations", ()))
+    ops: list[JsonObject] = table.get("ops", [])
+    by_op = op_seconds(ops, rows, owners, times) if times is not None and times.runs else {}
+    for index, op in enumerate(ops):
         op["results"] = [[r["name"], r["type"]] for r in op["results"]]
-        op["seconds"] = by_op.get(position) if times else None
+        op["seconds"] = by_op.get(index)
     ops_of_line = {row["line"]: row["ops"] for row in rows}
     return {
         "ops": ops,
@@ -74,39 +68,36 @@ def graph_part(graph: DumpedGraph, times: Measured | None, sources: Mapping[str,
         "stacks": table.get("stacks", []),
         "outputs": table.get("outputs", []),
         "texts": {
-            "ir": _pane(graph.text("ir.txt"), links.get("ir.txt", []), lambda line: line),
+            "ir": _pane(graph.text("ir.txt"), links.get("ir.txt", [])),
             "stablehlo": _pane(graph.text("stablehlo.mlir"), links.get("stablehlo.mlir", []), without_location),
             "hlo": _hlo_pane(graph.text("hlo-optimized.txt"), ops_of_line),
         },
         "instructions": [
-            [row["line"], row["name"], row["opcode"], owners.get(row["line"], 0), row["flops"], row["bytes"],
-             row["times"], seconds.get(row["name"]), row["how"]]
-            for row in rows
+            [row["line"], row["name"], row["opcode"], owners.get(row["line"], 0), row["how"]] for row in rows
         ],
-        "readers": {file: readers(text, file, ops) for file, text in sources.items()},
         "folded": folded(ops, rows) if rows else {},
         "diff": graph.text("diff.txt").splitlines(),
-    }  # fmt: skip
+    }
 
 
-def folded(ops: list[Table], rows: list[Table]) -> dict[int, list[int]]:
-    """Position of an op that XLA made no instruction of, to those of the nearest ops that use it and have some."""
+def folded(ops: Sequence[JsonObject], rows: Sequence[JsonObject]) -> dict[int, list[int]]:
+    """Map each op that XLA made no instruction of to the nearest ops that use it and have some."""
     left = {op for row in rows for op in row["ops"]}
     users: dict[str, list[int]] = {}
-    for position, op in enumerate(ops):
+    for index, op in enumerate(ops):
         for name in op["operands"]:
-            users.setdefault(name, []).append(position)
+            users.setdefault(name, []).append(index)
     found: dict[int, list[int]] = {}
-    for position in reversed(range(len(ops))):  # what uses an op comes after it
-        if position not in left:
-            after = dict.fromkeys(user for result in ops[position]["results"] for user in users.get(result[0], ()))
+    for index in reversed(range(len(ops))):  # what uses an op comes after it
+        if index not in left:
+            after = dict.fromkeys(user for result in ops[index]["results"] for user in users.get(result[0], ()))
             into = [op for user in after for op in ([user] if user in left else found[user])]
-            found[position] = list(dict.fromkeys(into))[:MAX_OPS]
+            found[index] = list(dict.fromkeys(into))[:MAX_OPS]
     return found
 
 
-def _pane(text: str, ops: list[list[int]], shown: Any) -> Table:
-    """Lines to show with their number in the file and their ops."""
+def _pane(text: str, ops: list[list[int]], shown: Callable[[str], str] = str) -> JsonObject:
+    """Return the lines to show, with their number in the file and their ops."""
     kept = [(i, line) for i, line in enumerate(text.splitlines(), 1) if not line.startswith("#loc")]
     return {
         "lines": [shown(line) for _, line in kept],
@@ -115,8 +106,8 @@ def _pane(text: str, ops: list[list[int]], shown: Any) -> Table:
     }
 
 
-def _hlo_pane(text: str, ops: dict[int, list[int]]) -> Table:
-    """HLO without the tables of lines at its head and without metadata: the links say it better."""
+def _hlo_pane(text: str, ops: Mapping[int, list[int]]) -> JsonObject:
+    """Return HLO without the tables of lines at its head and without metadata, which the links say better."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.endswith("{") and not line.startswith("HloModule")), 0)
     kept = [(i, line) for i, line in enumerate(lines, 1) if i > start or i == 1]
@@ -127,45 +118,33 @@ def _hlo_pane(text: str, ops: dict[int, list[int]]) -> Table:
     }
 
 
-def _owners(optimized: Table) -> dict[int, int]:
-    """Line of an instruction inside a fusion to the line of the fusion."""
-    rows = {row["line"]: row for row in optimized.get("instructions", ())}
-    called_by = {c["name"]: c["called_by"] for c in optimized.get("computations", ())}
+def _owners(rows: Sequence[JsonObject], computations: Sequence[JsonObject]) -> dict[int, int]:
+    """Map the line of an instruction inside a fusion to the line of the outermost fusion."""
+    by_line = {row["line"]: row for row in rows}
+    called_by = {c["name"]: c["called_by"] for c in computations}
     found: dict[int, int] = {}
-    for line, row in rows.items():
+    for line, row in by_line.items():
         above = called_by.get(row["computation"], [])
-        while above and rows[above[0]]["opcode"] == "fusion":
+        while above and by_line[above[0]]["opcode"] == "fusion":
             found[line] = above[0]
-            above = called_by.get(rows[above[0]]["computation"], [])
+            above = called_by.get(by_line[above[0]]["computation"], [])
     return found
 
 
-def _instruction_seconds(rows: list[Table], times: Measured | None) -> dict[str, float]:
-    """Instruction to the seconds of one run of the graph."""
-    if times is None or not times.runs:
-        return {}
-    return {
-        row["name"]: times.seconds[row["name"]] / times.runs
-        for row in rows
-        if row["name"] in times.seconds and row["opcode"] not in CALLS
-    }
-
-
-def op_seconds(rows: list[Table], owners: dict[int, int], seconds: dict[str, float]) -> dict[int, float]:
-    """Position of an op to its seconds: those of a fusion are divided among its ops by their operations."""
-    weights: dict[int, Counter[int]] = {}
+def op_seconds(
+    ops: Sequence[JsonObject], rows: Sequence[JsonObject], owners: Mapping[int, int], times: DeviceTimes
+) -> dict[int, float]:
+    """Map each op to its seconds in one run: those of a fusion are divided among its ops by their FLOPs."""
+    fused: dict[int, set[int]] = {}
     for row in rows:
-        line = owners.get(row["line"])
-        if line is not None:
-            for op in row["ops"]:
-                weights.setdefault(line, Counter())[op] += 1 + row["flops"] // max(len(row["ops"]), 1)
+        if row["line"] in owners:
+            fused.setdefault(owners[row["line"]], set()).update(row["ops"])
     found: dict[int, float] = {}
     for row in rows:
-        spent = seconds.get(row["name"])
-        if spent is None or row["line"] in owners:
+        spent = times.seconds.get(row["name"])
+        if spent is None or row["opcode"] in CALLS or row["line"] in owners:
             continue
-        shares = weights.get(row["line"]) or Counter(row["ops"])
-        total = shares.total()
-        for op, weight in shares.items():
-            found[op] = found.get(op, 0.0) + spent * weight / total
+        weights = {op: 1 + ops[op]["flops"] for op in fused.get(row["line"]) or row["ops"]}
+        for op, weight in weights.items():
+            found[op] = found.get(op, 0.0) + spent / times.runs * weight / sum(weights.values())
     return found

@@ -149,7 +149,7 @@ async function showGraph(head, tab, op) {
 }
 
 function showCause(head) {
-  const c = head.cause, rows = [["at", c.at], ["was", c.was && c.was !== c.at && c.was !== "?" ? c.was : ""], ["with", c.given], ["do", c.remedy]];
+  const c = head.cause, rows = [["at", c.at], ["was", c.was && c.was !== c.at && c.was !== "?" ? c.was : ""], ["with", c.with], ["fix", c.fix]];
   $("cause").innerHTML = `<div class="why"><span class="badge">${escapeHtml(c.kind)}</span><span>${escapeHtml(c.text)}</span>` +
     (head.nearest ? `<a href="#graph=${head.number}&tab=diff">difference from ${`graph ${Number(head.nearest.split("-")[1])}`}</a>` : "") + "</div><dl>" +
     rows.filter(([, text]) => text).map(([key, text]) => `<dt>${key}</dt><dd>${key === "at" || key === "was" ? `<code>${escapeHtml(text)}</code>` : escapeHtml(text)}</dd>`).join("") + "</dl>";

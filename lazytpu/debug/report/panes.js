@@ -74,10 +74,10 @@ const longest = (lines) => lines.reduce((n, line) => Math.max(n, line.length), 0
 /** The four panes of a graph: source, IR, StableHLO, HLO; a line picked in one shows what became of it in the others. */
 class CodePanes {
   constructor(box, summary, sources) {
-    Object.assign(this, { box, summary, sources, hlo: new Map(), below: new Map(), readers: {}, picked: 0, file: "", onselect: () => {} });
+    Object.assign(this, { box, summary, sources, hlo: new Map(), below: new Map(), picked: 0, file: "", onselect: () => {} });
     box.replaceChildren();
     this.panes = {};
-    const titles = { source: "Source", ir: "IR", stablehlo: "StableHLO", hlo: "HLO after optimisation" };
+    const titles = { source: "Source", ir: "IR", stablehlo: "StableHLO", hlo: "HLO after optimization" };
     for (const [key, title] of Object.entries(titles)) this.panes[key] = this.pane(key, title);
   }
 
@@ -95,7 +95,7 @@ class CodePanes {
     made.extra = element.querySelector(".extra");
     made.list = new LineList(element.lastElementChild, {
       html: (i) => coloured(made.lines[i], key === "source" ? PYTHON : TOKENS),
-      number: (i) => (key === "source" && (made.ops[i].length || this.leads(made.numbers[i]).length) ? `<span class="has">${made.numbers[i]}</span>` : made.numbers[i]),
+      number: (i) => (key === "source" && (made.ops[i].length || this.below.has(made.numbers[i])) ? `<span class="has">${made.numbers[i]}</span>` : made.numbers[i]),
       paint: (i) => made.marks.get(i) || "",
       pick: (i) => this.pick(made, i),
     });
@@ -132,7 +132,6 @@ class CodePanes {
 
   open(file) {
     Object.assign(this, { file, picked: 0 });
-    this.readers = this.part.readers[file] || {};
     if (this.choice) this.choice.value = file;
     const lines = (this.sources[file] || "").split("\n");
     const ops = lines.map(() => []);
@@ -145,11 +144,6 @@ class CodePanes {
     this.fill(this.panes.source, { lines, numbers: lines.map((_, i) => i + 1), ops });
   }
 
-  /** What became of a line that has no op of its own: what was recorded below it, in what it calls, and its views. */
-  leads(line) {
-    return [...new Set([...(this.below.get(line) || []), ...(this.readers[line] || [])])];
-  }
-
   pick(pane, i) {
     let ops = pane.ops[i];
     if (pane.key === "hlo") {
@@ -157,17 +151,17 @@ class CodePanes {
       const inside = fused.flatMap((row) => pane.ops[this.hlo.get(row[0])] || []);
       ops = [...new Set([...ops, ...inside])];
     }
-    const leads = pane.key === "source" && !ops.length && this.leads(pane.numbers[i]);
     this.picked = pane.key === "source" ? pane.numbers[i] : 0;
-    if (leads && leads.length) this.select(leads, pane.key, i);
+    const below = ops.length ? [] : this.below.get(this.picked) || [];
+    if (below.length) this.select([...new Set(below)], pane.key, i);
     else this.select(ops, pane.key);
   }
 
-  /** Marks everything that belongs to some ops; `view` is a line of the source that they belong to, recorded at others. */
-  select(ops, from = "", view = null) {
+  /** Marks everything that belongs to some ops; `caller` is the line of the source that calls what recorded them. */
+  select(ops, from = "", caller = null) {
     if (from !== "source") this.picked = 0;
     this.selected = new Set(ops);
-    this.view = view;
+    this.caller = caller;
     if (ops.length && from !== "source") {
       const file = this.part.ops[ops[0]].file;
       if (file !== this.file && file in this.sources) this.open(file);
@@ -179,10 +173,10 @@ class CodePanes {
       if (ops.length) pane.ops.forEach((own, i) => {
         if (!own.some((op) => this.selected.has(op))) return;
         const row = pane.key === "hlo" ? this.instructions.get(pane.numbers[i]) : null;
-        pane.marks.set(i, row && row[8] !== "metadata" ? "weak" : "sel");
+        pane.marks.set(i, row && row[4] !== "metadata" ? "weak" : "sel");
         if (row && row[3]) fusions.set(row[3], (fusions.get(row[3]) || 0) + 1);
       });
-      if (pane.key === "source" && view !== null) pane.marks.set(view, "sel");
+      if (pane.key === "source" && caller !== null) pane.marks.set(caller, "sel");
       if (pane.key === "hlo" && !pane.marks.size) this.markFolded(pane);
       if (pane.key === "hlo") for (const line of fusions.keys()) pane.marks.set(this.hlo.get(line), "fus");
       pane.places = [...pane.marks.keys()].sort((a, b) => a - b);
@@ -212,7 +206,9 @@ class CodePanes {
   describe(fusions) {
     const ops = [...this.selected].map((i) => this.part.ops[i]);
     if (!ops.length) {
-      this.summary.textContent = "Click a line: everything it came from and everything it became is marked in the other panes.";
+      this.summary.textContent = this.picked
+        ? "No op was recorded at this line. A view is recorded by the line that reads it."
+        : "Click a line: everything it came from and everything it became is marked in the other panes.";
       return;
     }
     const places = [...new Set(ops.map((op) => `${(op.file || "?").split("/").pop()}:${op.line}${op.module ? "  " + op.module : ""}${op.backward ? " (backward)" : ""}`))];
@@ -227,12 +223,11 @@ class CodePanes {
     if (ops.length > 2) names.push(`and ${ops.length - 2} more ops`);
     const chip = (op) => `<span class="chip folded" data-op="${op}">${escapeHtml(this.part.ops[op].name + " " + this.part.ops[op].op)}</span>`;
     const folded = ` → no instruction of its own: folded into ${this.into.slice(0, 4).map(chip).join(" ")}${this.into.length > 4 ? ` and ${this.into.length - 4} more` : ""}`;
-    const left = this.into.length ? folded : this.panes.hlo.places.length ? " → not fused" : " → nothing is left of it after optimisation";
+    const left = this.into.length ? folded : this.panes.hlo.places.length ? " → not fused" : " → nothing is left of it after optimization";
     const below = this.below.get(this.picked) || [];
-    const how = below.length ? "calls what is recorded at" : "makes views alone, recorded where they are read:";
-    const made = this.view === null ? "" : `<span class="chip">${escapeHtml(this.file.split("/").pop())}:${this.view + 1}</span> ${how} `;
-    const more = this.view === null ? below.filter((op) => !this.selected.has(op)) : [];
-    const called = more.length ? ` <button class="chip below" title="Select these, too">+ ${more.length} op${more.length > 1 ? "s" : ""} in what it calls</button>` : "";
+    const made = this.caller === null ? "" : `<span class="chip">${escapeHtml(this.file.split("/").pop())}:${this.caller + 1}</span> calls what is recorded at `;
+    const more = this.caller === null ? below.filter((op) => !this.selected.has(op)) : [];
+    const called = more.length ? ` <button class="chip below" title="Select these too">+ ${more.length} op${more.length > 1 ? "s" : ""} in what it calls</button>` : "";
     this.summary.innerHTML = `${made}${shown.join(" ")} → ${names.join(" ")} <span class="hint">${amount(flops)}FLOPs</span>` +
       (into.length ? ` → fused into ${into.slice(0, 4).join(" ")}${into.length > 4 ? ` and ${into.length - 4} more` : ""}` : left) + called;
     const button = this.summary.querySelector(".below");

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from lazytpu.config import config
-from lazytpu.debug import protobuf
 from lazytpu.debug.dump import add_to_manifest
 from lazytpu.diagnosis.events import Compilation
 from lazytpu.dtypes import short_name
@@ -23,8 +22,6 @@ FILES = {
     "weights.npz": "parameters and buffers of the first call",
 }
 
-_PROGRAM = 1  # the field behind the header that holds a program, with a field for each object file
-_OBJECT, _START = b"\x7fELF", 32  # how one begins, after the numbers and lengths of the fields around it
 _KEYS = re.compile(r"\['([^']+)'\]")
 _WEIGHTS = re.compile(r"_parameters|_buffers")
 
@@ -76,29 +73,7 @@ def dump(event: Compilation, module: torch.fx.GraphModule, weights: Mapping[str,
 
 
 def _serialized(event: Compilation) -> bytes:
-    return in_order(event.executable.compiled.runtime_executable().serialize())
-
-
-def in_order(serialized: bytes) -> bytes:
-    """XLA's serialization of an executable, with its object files in the order of their contents.
-
-    XLA writes them in the order in which its threads finish, so that two runs would differ, and links them by their
-    symbols.  What is built otherwise, or for another device than a CPU, is left as it is.
-    """
-    try:
-        size, begin = protobuf.varint(serialized, 0)  # of a header
-        begin += size
-        return serialized[:begin] + protobuf.changed(serialized[begin:], _PROGRAM, _sorted_objects)
-    except (protobuf.NotAMessage, TypeError):
-        return serialized
-
-
-def _sorted_objects(program: bytes) -> bytes:
-    raws = [raw for _, _, raw in protobuf.fields(program)]
-    positions = [i for i, raw in enumerate(raws) if _OBJECT in raw[:_START]]
-    for i, raw in zip(positions, sorted(raws[i] for i in positions), strict=True):
-        raws[i] = raw
-    return b"".join(raws)
+    return bytes(event.executable.compiled.runtime_executable().serialize())
 
 
 def _array(buffer: Any) -> np.ndarray[Any, Any]:
@@ -109,4 +84,4 @@ def _array(buffer: Any) -> np.ndarray[Any, Any]:
     return host.numpy().copy()
 
 
-__all__ = ["FILES", "dump", "in_order", "positions_of", "weight_names"]
+__all__ = ["FILES", "dump", "positions_of", "weight_names"]

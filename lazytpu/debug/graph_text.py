@@ -1,10 +1,9 @@
-"""Reading what was recorded: the IR as text or drawing, StableHLO, and HLO before and after XLA's passes."""
+"""Show what was recorded: the IR as text or drawing, StableHLO, and HLO before and after XLA's passes."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from jax.stages import Compiled, Lowered
 
 from lazytpu.ir import printer
 from lazytpu.runtime import compiler
@@ -12,13 +11,13 @@ from lazytpu.tracing.reading import pending_graph
 
 
 def ir_text(*tensors: torch.Tensor) -> str:
-    """The recorded graph as text, with the user's line and module path beside each op.
+    """Return the recorded graph as text, with the user's line and module path beside each op.
 
     Args:
         tensors: device tensors to show the graph of; all live tensors when none is given.
 
     Returns:
-        One line a node; ``graph() {...}`` without nodes when nothing is pending.
+        One line for each node; ``graph() {...}`` without nodes when nothing is pending.
 
     Example:
         >>> x = torch.ones(2, device=lazytpu.device())
@@ -28,17 +27,17 @@ def ir_text(*tensors: torch.Tensor) -> str:
 
 
 def ir_dot(*tensors: torch.Tensor) -> str:
-    """The recorded graph in Graphviz's language; arguments as for `ir_text`."""
+    """Return the recorded graph in Graphviz's language; arguments as for `ir_text`."""
     return printer.graph_dot(pending_graph(tensors))
 
 
 def stablehlo_text(*tensors: torch.Tensor) -> str:
-    """The StableHLO the graph lowers to, with the user's lines as locations; arguments as for `ir_text`."""
+    """Return the StableHLO the graph lowers to, with the user's lines as locations; arguments as for `ir_text`."""
     return stablehlo_of(compiler.lower(pending_graph(tensors)))
 
 
 def hlo_text(*tensors: torch.Tensor, optimized: bool = False) -> str:
-    """The HLO of the graph; arguments as for `ir_text`.
+    """Return the HLO of the graph; arguments as for `ir_text`.
 
     Args:
         optimized: after XLA's passes (compiles the graph, without running it) instead of before.
@@ -47,18 +46,18 @@ def hlo_text(*tensors: torch.Tensor, optimized: bool = False) -> str:
     return optimized_hlo_of(lowered.compile()) if optimized else hlo_of(lowered)
 
 
-def stablehlo_of(lowered: Any) -> str:
-    """StableHLO with locations."""
+def stablehlo_of(lowered: Lowered) -> str:
+    """Return StableHLO with locations."""
     return str(lowered.as_text(debug_info=True))
 
 
-def hlo_of(lowered: Any) -> str:
-    """HLO before optimisation, with ``op_name`` metadata."""
+def hlo_of(lowered: Lowered) -> str:
+    """Return HLO before optimization, with ``op_name`` metadata."""
     return str(lowered.as_text(dialect="hlo", debug_info=True))
 
 
-def optimized_hlo_of(compiled: Any) -> str:
-    """HLO after optimisation."""
+def optimized_hlo_of(compiled: Compiled) -> str:
+    """Return HLO after optimization."""
     return str(compiled.as_text())
 
 
