@@ -17,13 +17,12 @@ from torch.autograd.graph import increment_version
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.ir.layout import Layout, geometry_of
 from lazytpu.ir.op_schema import ABSENT, Op, OpOverload, aten, op_of
-from lazytpu.ir.tree import Node, Value
 from lazytpu.location import site
-from lazytpu.tensors.storage import Cell, Storage, cell_at, new_storage, resolve
+from lazytpu.tensors.storage import Storage, cell_at, resolve
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
 from lazytpu.tracing.record import MixedDevicesError, cell_of, is_device_tensor, lock, record, results_of
 from lazytpu.tracing.rehearsal import call_form, check_overlap, entangled, stand_in
-from lazytpu.tracing.views import write
+from lazytpu.tracing.transaction import Transaction
 
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 Kernel = Callable[..., Any]
@@ -32,22 +31,12 @@ _AS_STRIDED = op_of(aten.as_strided.default)
 
 def record_new(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None = None) -> Any:
     """Records an op (see `record`) and returns its results as new tensors."""
-    made: dict[Value, Storage] = {}
-    nodes: list[Node] = []
-
-    def compute() -> list[tuple[Storage, Value]]:
-        nodes[:] = [record(op, bound, layouts=layouts)]
-        return new_storages(nodes[0].values, made)
-
-    write(compute)
-    return results_of(nodes[0], lambda value: make(made[value]))
-
-
-def new_storages(values: Sequence[Value | None], made: dict[Value, Storage]) -> list[tuple[Storage, Value]]:
-    """A new storage for each value, to be written; ``made`` then holds these and no others."""
-    made.clear()
-    made.update({value: new_storage(value.layout) for value in values if value is not None})
-    return [(storage, value) for value, storage in made.items()]
+    with lock:
+        transaction = Transaction()
+        while transaction.open():
+            node = record(op, bound, layouts=layouts)
+            made = transaction.write_new(node.values)
+    return results_of(node, lambda value: make(made[value]))
 
 
 def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -170,12 +159,6 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         bound = op.bind(args, kwargs)
         targets = flat([bound[i] for i in written])
-        made: dict[Value, Storage] = {}
-
-        def compute() -> list[tuple[Cell, Value | None]]:
-            values = record(op, bound).values
-            return [*zip(cells, values, strict=False), *new_storages(values[len(cells) :], made)]
-
         try:
             with lock:
                 if entangled(targets, flat([bound[i] for i in read]), pointwise=pointwise):
@@ -183,7 +166,11 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
                         return overload.redispatch(META, *args, **kwargs)
                     check_overlap(overload, args, kwargs)
                 cells = [cell_of(target) for target in targets]
-                write(compute, held=cells)
+                transaction = Transaction(held=cells)
+                while transaction.open():
+                    values = record(op, bound).values
+                    transaction.write_all(cells, values)
+                    made = transaction.write_new(values[len(cells) :])
                 if lists:  # torch leaves this to the ops it composes them of
                     increment_version(targets)
         except MixedDevicesError:

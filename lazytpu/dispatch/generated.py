@@ -1,31 +1,11 @@
-"""The hot path: kernels written out for their schema.
+"""Generate the hot path: kernels written out for their schema.
 
-A general kernel walks over the arguments of its schema; one of these has the walk unrolled.  For
-``add.Tensor`` the generated source is, in essence::
+A general kernel walks over the arguments of its schema; one of these has the walk unrolled.  The source generated for
+``add.Tensor``, with a comment a line, is the file ``generated_add_tensor.txt`` beside this one; a test keeps the two
+equal.
 
-    def kernel(a0, a1, *, alpha=ABSENT):
-        step = trace.step
-        if type(a0) is LazyTensor:                 # each operand: its cell, its value
-            c = a0._s
-            k0 = c.value if c.step == step else load(c)
-        else:
-            return general(a0, a1, alpha=alpha)
-        ...
-        s = Storage(); s.dirty = step              # prepare: whatever allocates or calls
-        pending.append(s)
-        key = (op, k0, k1, k2)
-        if trace.step == step:
-            try:                                   # commit: no call, so nothing runs in between
-                node = trace.cursor.children[key]
-                trace.cursor = node
-                s.value = node.value
-                s.step = step
-            except KeyError:
-                return general(a0, a1, alpha=alpha)
-        ...                                        # make the tensor
-
-Whatever is not on the beaten path (numbers of odd types, plain tensors, a miss, a cut in the middle of it)
-goes to the general kernel, which does the same from the start.
+Whatever is not on the beaten path (numbers of odd types, plain tensors, a miss, a cut in the middle of it) goes to the
+general kernel, which does the same from the start.
 """
 
 from __future__ import annotations
@@ -60,6 +40,11 @@ def functional(op: Op, general: Kernel) -> Kernel:
     """The fast form of `kernels.functional` for an op that returns one tensor, or several."""
     if op.returns != 1:
         return _several(op, general)
+    return _compile(op, functional_lines(op), general)
+
+
+def functional_lines(op: Op) -> list[str]:
+    """Return the body of the kernel of an op that returns one new tensor."""
     lines = [*_operands(op), "s = Storage()", "s.dirty = step", "pending_append(s)", f"key = ({_key(op)})"]
     lines += _commit(op, ["s.value = node.value", "s.step = step"])
     lines += [
@@ -71,7 +56,7 @@ def functional(op: Op, general: Kernel) -> Kernel:
         "t._s = s",
         "return t",
     ]
-    return _compile(op, lines, general)
+    return lines
 
 
 def _several(op: Op, general: Kernel) -> Kernel:
@@ -219,8 +204,8 @@ def _pass(i: int, argument: Argument) -> str:
     return f"{argument.name}=a{i}" if argument.kwarg_only else f"a{i}"
 
 
-def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
-    """Makes the function ``kernel(a0, a1=ABSENT, …)``; keyword-only arguments keep their names."""
+def source_of(op: Op, lines: list[str]) -> str:
+    """Return the source of the function ``kernel(a0, a1=ABSENT, …)``; keyword-only arguments keep their names."""
     parameters, renames, star = [], [], False
     for i, argument in enumerate(op.arguments):
         if argument.kwarg_only and not star:
@@ -231,7 +216,11 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
         if argument.kwarg_only:
             renames.append(f"a{i} = {name}")
     body = "\n".join(f"    {line}" for line in [*renames, *lines])
-    source = f"def kernel({', '.join(parameters)}):\n{body}\n"
+    return f"def kernel({', '.join(parameters)}):\n{body}\n"
+
+
+def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
+    """Compile the kernel of an op."""
     scope = {
         "ABSENT": ABSENT,
         "Alias": Alias,
@@ -252,7 +241,7 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
         "pending_append": trace.pending.append,
         "trace": trace,
     }
-    exec(_code_of(source), scope)
+    exec(_code_of(source_of(op, lines)), scope)
     scope["kernel"].__qualname__ = f"kernel of {op.name}"
     return scope["kernel"]  # type: ignore[no-any-return]
 

@@ -20,7 +20,7 @@ from lazytpu.tensors.tensor import forget_cell, make
 from lazytpu.torch_backend.saving import settle
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
 from lazytpu.tracing.rehearsal import stand_in
-from lazytpu.tracing.views import write
+from lazytpu.tracing.transaction import Transaction
 
 _SLICE_SCATTER = op_of(aten.slice_scatter.default)
 _set = aten.set_.source_Storage_storage_offset
@@ -74,7 +74,11 @@ def _grow(storage: Storage, raw: torch.UntypedStorage, meta: torch.Tensor) -> St
         larger = new_storage(root_layout((numel,), (1,), flat.dtype))
         if written:
             old, place = cell_at(storage, flat), (0, 0, flat.size[0])
-            write(lambda: [(larger, record(_SLICE_SCATTER, [larger, old, *place], layouts=(larger.layout,)).value)])
+            with lock:
+                transaction = Transaction()
+                while transaction.open():
+                    node = record(_SLICE_SCATTER, [larger, old, *place], layouts=(larger.layout,))
+                    transaction.write(larger, node.value)
     geometry = (*storage.layout.geometry[:2], 0, storage.layout.dtype, 0)
     storage.moved = (larger, larger.layout.child_at(geometry))
     storage.value, storage.step, storage.buffer, storage.reads = None, 0, None, None

@@ -8,19 +8,18 @@ from typing import Any
 
 import torch
 
-from lazytpu.dispatch.general import META, new_storages, on_other_device, record_new
+from lazytpu.dispatch.general import META, on_other_device, record_new
 from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
 from lazytpu.ir.op_schema import aten, op_of
-from lazytpu.ir.tree import Value
 from lazytpu.location import conversion
 from lazytpu.location.site import line_here
 from lazytpu.runtime import transfers
-from lazytpu.tensors.storage import Cell, Storage, new_storage, resolve, write_buffer
+from lazytpu.tensors.storage import new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
 from lazytpu.tracing.reading import read
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
 from lazytpu.tracing.rehearsal import check_overlap, entangled
-from lazytpu.tracing.views import check_broadcast, write, write_cast
+from lazytpu.tracing.transaction import Transaction, check_broadcast, write_cast
 
 _TO_COPY = op_of(aten._to_copy.default)
 _FULL = op_of(aten.full.default)
@@ -214,7 +213,10 @@ def _fill(tensor: torch.Tensor, value: Any) -> torch.Tensor:
     cell = cell_of(tensor)
     layout = cell.layout
     bound = _FULL.bind((list(layout.size), value), {"dtype": layout.dtype})
-    write(lambda: [(cell, record(_FULL, bound, layouts=(layout,)).value)])
+    with lock:
+        transaction = Transaction()
+        while transaction.open():
+            transaction.write(cell, record(_FULL, bound, layouts=(layout,)).value)
     return tensor
 
 
@@ -290,15 +292,13 @@ def native_batch_norm(
         return aten.native_batch_norm.default.redispatch(META, x, weight, bias, mean, var, training, momentum, eps)
     if mean is None or var is None:
         return record_new(_NO_STATS, [x, weight, bias, training or mean is None, momentum, eps])
-    made: dict[Value, Storage] = {}
-
-    def compute() -> list[tuple[Cell, Value | None]]:
-        values = record(_BATCH_NORM, [x, weight, bias, mean, var, training, momentum, eps]).values
-        if not training:
-            return [*new_storages(values[:1], made)]
-        return [(cell_of(mean), values[3]), (cell_of(var), values[4]), *new_storages(values[:3], made)]
-
-    write(compute)
+    with lock:
+        transaction = Transaction()
+        while transaction.open():
+            values = record(_BATCH_NORM, [x, weight, bias, mean, var, training, momentum, eps]).values
+            if training:
+                transaction.write_all((cell_of(mean), cell_of(var)), values[3:])
+            made = transaction.write_new(values[: 3 if training else 1])
     results = [make(storage) for storage in made.values()]
     if not training:  # eager saves nothing then
         results += [uninitialized((0,), (1,), x.dtype) for _ in range(2)]
@@ -309,11 +309,10 @@ def native_batch_norm(
 def batch_norm_with_update(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
     if on_other_device((x, weight, bias, mean, var), {}):
         return aten._batch_norm_with_update.default.redispatch(META, x, weight, bias, mean, var, momentum, eps)
-    made: dict[Value, Storage] = {}
-
-    def compute() -> list[tuple[Cell, Value | None]]:
-        values = record(_WITH_UPDATE, [x, weight, bias, mean, var, momentum, eps]).values
-        return [(cell_of(mean), values[4]), (cell_of(var), values[5]), *new_storages(values[:4], made)]
-
-    write(compute)
+    with lock:
+        transaction = Transaction()
+        while transaction.open():
+            values = record(_WITH_UPDATE, [x, weight, bias, mean, var, momentum, eps]).values
+            transaction.write_all((cell_of(mean), cell_of(var)), values[4:])
+            made = transaction.write_new(values[:4])
     return tuple([make(storage) for storage in made.values()])

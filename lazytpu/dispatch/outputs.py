@@ -12,7 +12,7 @@ from lazytpu.dispatch.general import Kernel, call_meta, flat, on_other_device
 from lazytpu.ir.op_schema import OpOverload, aten
 from lazytpu.tracing.record import cell_of, lock
 from lazytpu.tracing.rehearsal import call_form, check_outputs, check_overlap, entangled
-from lazytpu.tracing.views import write_cast
+from lazytpu.tracing.transaction import write_cast
 
 
 def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:

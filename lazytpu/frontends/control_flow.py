@@ -19,18 +19,15 @@ from torch._higher_order_ops.while_loop import while_loop_dense, while_loop_op, 
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lazytpu.dispatch.general import new_storages
 from lazytpu.frontends.fx.graph import subgraph_of, with_constants
 from lazytpu.frontends.fx.higher_order import TABLE, HigherOrder, result_layouts
 from lazytpu.ir.layout import Layout
 from lazytpu.ir.subgraph import Subgraph
-from lazytpu.ir.tree import Node, Value
-from lazytpu.tensors.storage import Storage
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing.infer import result_layout
 from lazytpu.tracing.reading import read
-from lazytpu.tracing.record import cell_of, is_device_tensor, record
-from lazytpu.tracing.views import write
+from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
+from lazytpu.tracing.transaction import Transaction
 
 Body = Callable[..., Any]
 _bodies: weakref.WeakKeyDictionary[Any, dict[Any, Subgraph]] = weakref.WeakKeyDictionary()
@@ -59,15 +56,12 @@ def _call(higher: HigherOrder, *args: Any) -> Any:
     layouts = {name: [_layout(t) for t in x] for name, x in named.items() if isinstance(x, list)}
     op = higher.recorded(any(body.random for body in bodies))
     results = tuple(result_layouts(higher, named, layouts))
-    made: dict[Value, Storage] = {}
-    nodes: list[Node] = []
-
-    def compute() -> list[tuple[Storage, Value]]:
-        nodes[:] = [record(op, list(named.values()), layouts=results)]
-        return new_storages(nodes[0].values, made)
-
-    write(compute)
-    return tuple(with_constants(bodies[-1], [make(made[value]) for value in nodes[0].values if value is not None]))
+    with lock:
+        transaction = Transaction()
+        while transaction.open():
+            node = record(op, list(named.values()), layouts=results)
+            made = transaction.write_new(node.values)
+    return tuple(with_constants(bodies[-1], [make(storage) for storage in made.values()]))
 
 
 def _layout(tensor: torch.Tensor) -> Layout:

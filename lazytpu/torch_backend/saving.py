@@ -23,7 +23,7 @@ from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, lazy
 from lazytpu.tracing import record
 from lazytpu.tracing.reading import contents_of
-from lazytpu.tracing.views import write
+from lazytpu.tracing.transaction import Transaction
 
 _ALIGNMENT = 64
 _next_address = 1 << 46  # above what an allocator gives out
@@ -71,7 +71,10 @@ class LazyStorage(torch.UntypedStorage):
         if state.host is not None:
             copy.host = state.host.clone()
         else:
-            write(lambda: [(copy, record.load(state))])
+            with record.lock:
+                transaction = Transaction()
+                while transaction.open():
+                    transaction.write(copy, record.load(state))
         return storage_of(copy)
 
     def to(self, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:

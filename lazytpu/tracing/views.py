@@ -2,65 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lazytpu.ir.layout import CONJ, NEG, Layout, overlaps
 from lazytpu.ir.op_schema import aten, op_of
-from lazytpu.ir.tree import Value, trace
-from lazytpu.observers import calls_of
-from lazytpu.tensors.storage import Alias, Cell, Storage, commit, resolve, storage_of
-from lazytpu.tracing.cutting import cut_if_oversized
-from lazytpu.tracing.record import load, lock, read_view, record
-
-_op_recorded = calls_of("op_recorded")
-
-Writes = Iterable[tuple[Cell, Value | None]]
+from lazytpu.ir.tree import Value
+from lazytpu.tensors.storage import Storage
+from lazytpu.tracing.record import load, read_view, record
 
 
-def write(compute: Callable[[], Writes], held: Sequence[Cell] = ()) -> None:
-    """Makes values the contents of cells, all at once.
-
-    A finalizer or a signal handler that reads a tensor cuts the graph in the middle of whatever runs, and values
-    from before the cut mean nothing after it; then ``compute`` is asked again.
+def written_at(storage: Storage, layout: Layout, value: Value, root: Value | None, old: Value | None) -> Value:
+    """Return the new value of a storage that holds ``root`` after ``value`` was written at ``layout``.
 
     Args:
-        compute: records the values, each of its cell's own layout.
-        held: the cells whose values are what they held, changed in some elements: where such a cell reaches
-            memory more than once, only what changed is written.
+        root: None for what the storage holds now.
+        old: what lay at an overlapping ``layout``, where only what changed is to be written.
     """
-
-    with lock:
-        cut_if_oversized()
-        while not _attempt(compute, held, trace.step):
-            pass
-        for call in _op_recorded:
-            call()
-
-
-def _attempt(compute: Callable[[], Writes], held: Sequence[Cell], step: int) -> bool:
-    before = {s: s.value if s.step == step else load(s) for s in [storage_of(cell) for cell in held]}
-    old = {cell: load(cell) for cell in held if type(cell) is Alias and cell.layout.overlapping}
-    contents: dict[Storage, Value] = {}
-    for cell, value in compute():
-        if value is not None:
-            storage = storage_of(cell)
-            if cell is not storage:
-                value = _written(
-                    storage,
-                    resolve(cell)[1],
-                    value,
-                    contents.get(storage),
-                    old.get(cell) if isinstance(cell, Alias) else None,
-                )
-            contents[storage] = value
-    return commit(contents, step, before)
-
-
-def _written(storage: Storage, layout: Layout, value: Value, root: Value | None, old: Value | None) -> Value:
-    """The new value of a storage that holds ``root`` after ``value`` was written at ``layout``."""
     if layout is storage.layout:
         return value
     if root is None:
@@ -71,26 +31,6 @@ def _written(storage: Storage, layout: Layout, value: Value, root: Value | None,
     readable = not layout.overlapping and value.layout.stride == layout.stride
     storage.reads, storage.reads_root = {layout: value} if readable else {}, written
     return written
-
-
-def write_cast(cell: Cell, source: Cell) -> None:
-    """Copies what one cell holds into another, with torch's broadcasting and casts."""
-
-    def compute() -> Writes:
-        layout, value = cell.layout, load(source)
-        if value.layout.size != layout.size:
-            check_broadcast(value.layout.size, layout.size)
-            value = record(_EXPAND, [value, list(layout.size)]).value
-        if value.layout.dtype != layout.dtype or value.layout.stride != layout.stride:
-            value = record(_TO_COPY, [value, layout.dtype], layouts=(layout,)).value
-        return [(cell, value)]
-
-    write(compute)
-
-
-def check_broadcast(size: Sequence[int], target: Sequence[int]) -> None:
-    """Raises torch's error where a tensor of ``size`` cannot be copied into one of ``target``."""
-    torch.empty(target, device="meta").copy_(torch.empty(size, device="meta"))
 
 
 class _Write:
@@ -160,8 +100,6 @@ def _name(parent: Layout, layout: Layout) -> str:
 
 Inverse = Callable[[Callable[[], Value], Layout, Layout, Value], Value]
 
-_EXPAND = op_of(aten.expand.default)
-_TO_COPY = op_of(aten._to_copy.default)
 _ARANGE = op_of(aten.arange.default)
 _STRIDED = op_of(aten.as_strided.default)
 _EQ = op_of(aten.eq.Tensor)

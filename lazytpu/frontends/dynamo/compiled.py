@@ -26,7 +26,7 @@ from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve, stor
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing import cutting, reading, record
 from lazytpu.tracing.record import cell_of, is_device_tensor
-from lazytpu.tracing.views import write_cast
+from lazytpu.tracing.transaction import write_cast
 
 _SIZE = "a program has fixed sizes: use a mask, or compute that part outside of it"
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph

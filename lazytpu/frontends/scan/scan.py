@@ -19,7 +19,6 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from lazytpu.dispatch.general import new_storages
 from lazytpu.errors import LazyTPUError
 from lazytpu.frontends.scan.bodies import Bodies, numbers_of, partition
 from lazytpu.frontends.scan.layers import differences, tensors_of
@@ -30,8 +29,8 @@ from lazytpu.lowering.rules.scan import backward_op, forward_op
 from lazytpu.random import default_generator
 from lazytpu.tensors.storage import Storage, new_storage
 from lazytpu.tensors.tensor import make
-from lazytpu.tracing.record import cell_of, is_device_tensor, load, record
-from lazytpu.tracing.views import write
+from lazytpu.tracing.record import cell_of, is_device_tensor, load, lock, record
+from lazytpu.tracing.transaction import Transaction
 
 _KEY = root_layout((2,), (1,), torch.int64)
 
@@ -266,19 +265,20 @@ _BACKWARD = _op(
 
 def _record(op: Op, bound: Sequence[Any], layouts: tuple[Layout, ...]) -> list[Any]:
     """Records a node and gives all its results as new tensors."""
-    made: dict[Value, Storage] = {}
-
-    def compute() -> list[tuple[Storage, Value]]:
-        return new_storages(record(op, bound, layouts=layouts).values, made)
-
-    write(compute)
+    with lock:
+        transaction = Transaction()
+        while transaction.open():
+            made = transaction.write_new(record(op, bound, layouts=layouts).values)
     return [make(storage) for storage in made.values()]
 
 
 def _tensor_of(value: Value) -> torch.Tensor:
     """A tensor that holds a value of the path."""
     storage = new_storage(value.layout.root)
-    write(lambda: [(storage, value)])
+    with lock:
+        transaction = Transaction()
+        while transaction.open():
+            transaction.write(storage, value)
     return make(storage)
 
 

@@ -1,0 +1,70 @@
+"""The hot path is what its commented listing says, and the way of an op stays short."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lazytpu
+from lazytpu.dispatch import generated
+from lazytpu.ir.op_schema import aten, op_of
+
+PACKAGE = str(Path(lazytpu.__file__).parent)
+MOST_FILES_OF_A_MISS = 20
+MOST_FILES_TO_THE_EXECUTABLE = 60
+
+
+def test_listing_is_the_generated_source() -> None:
+    listing = resources.files("lazytpu.dispatch").joinpath("generated_add_tensor.txt").read_text()
+    op = op_of(aten.add.Tensor)
+    code = [line.partition("  #")[0].rstrip() for line in listing.splitlines()]
+    assert "\n".join(code) + "\n" == generated.source_of(op, generated.functional_lines(op))
+    assert all("  # " in line for line in listing.splitlines()), "every line has its comment"
+
+
+@contextmanager
+def files_called() -> Iterator[set[str]]:
+    """Collect the files of the package in which a function is called."""
+    found: set[str] = set()
+
+    def hook(frame: Any, event: str, _: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith((PACKAGE, "<lazytpu")):
+            found.add(name.removeprefix(PACKAGE + "/"))
+
+    sys.setprofile(hook)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_hit_stays_in_the_kernel(device: torch.device) -> None:
+    x, y = torch.ones(3, device=device), torch.ones(3, device=device)
+    first = x + y
+    lazytpu.mark_step()
+    x, y = torch.ones(3, device=device), torch.ones(3, device=device)
+    with files_called() as files:
+        second = torch.add(x, y)
+    assert files == {"<lazytpu kernel>"}
+    assert first.tolist() == second.tolist() == [2.0] * 3
+
+
+def test_a_miss_passes_few_files(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazytpu.config, "disk_cache", False)
+    x, y = (torch.ones(3, 17).to(device) for _ in range(2))
+    lazytpu.mark_step()
+    with files_called() as files:
+        z = torch.add(x, y)
+    assert "tracing/record.py" in files and len(files) <= MOST_FILES_OF_A_MISS, sorted(files)
+    with files_called() as more:
+        lazytpu.mark_step()
+    assert "lowering/rules/pointwise.py" in more and len(files | more) <= MOST_FILES_TO_THE_EXECUTABLE, sorted(more)
+    assert z.sum().item() == 102.0
