@@ -9,10 +9,10 @@ import torch
 
 from lazytpu.debug.values import PendingGraph, describe, observed_now, observing, results_of
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.layout import root_layout
 from lazytpu.ir.op_schema import Op, aten, op_of
 from lazytpu.ir.tree import Node, Value, operands
 from lazytpu.location.site import UNKNOWN, Site
+from lazytpu.tensors.layout import root_layout
 from lazytpu.tracing import cutting, input_origins
 
 _CHECKED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}

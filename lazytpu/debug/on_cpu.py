@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from lazytpu.debug.composed import COMPOSED, is_random
 from lazytpu.debug.values import PendingGraph
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.ir.types import TensorType, overlaps
 
 # Ops with several right results: signs and bases of factors.
 _SEVERAL_ANSWERS = re.compile(r"svd|eig|(?<!s)qr|householder|lobpcg")
@@ -78,11 +78,11 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
 
 
-def laid_out(contents: torch.Tensor, layout: Layout) -> torch.Tensor:
+def laid_out(contents: torch.Tensor, layout: TensorType) -> torch.Tensor:
     """Return a copy with the strides of a layout, because some ops look at strides."""
     contents = contents.to(layout.dtype)
     repeated = [dim for dim, (n, s) in enumerate(zip(layout.size, layout.stride, strict=True)) if s == 0 and n > 1]
-    if layout.overlapping and not repeated:
+    if overlaps(layout.size, layout.stride) and not repeated:
         return contents.clone()
     part = contents
     for dim in repeated:

@@ -12,8 +12,8 @@ import torch
 from lazytpu import observers
 from lazytpu.debug import eager_mode
 from lazytpu.ir.graph import Graph, graph_of
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Number, Value, trace
+from lazytpu.ir.types import TensorType
 from lazytpu.runtime import executables, launch, transfers
 from lazytpu.tracing import cutting
 
@@ -103,7 +103,7 @@ def results_of(node: Node) -> list[Value]:
     return [v for v in node.values if v is not None]
 
 
-def describe(layout: Layout, contents: torch.Tensor) -> str:
+def describe(layout: TensorType, contents: torch.Tensor) -> str:
     """Return ``f32[3,2] from -1.2 to 3.4``, or ``f32[3,2] with 2 NaN, 1 inf, the rest from 0 to 1``."""
     if not contents.numel() or contents.dtype is torch.bool:
         return layout.describe()

@@ -8,9 +8,9 @@ from typing import Any
 from lazytpu.diagnosis import control_path
 from lazytpu.diagnosis.cause import Cause, Surroundings
 from lazytpu.diagnosis.operand_changes import Otherwise, base_of, is_view, taken_otherwise
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.op_schema import ABSENT
 from lazytpu.ir.tree import Node, Value
+from lazytpu.ir.types import TensorType
 from lazytpu.location import source
 from lazytpu.location.site import Site
 
@@ -54,7 +54,7 @@ def _of_taking(found: Otherwise, around: Surroundings) -> Cause | None:
     base, was = base_of(new), base_of(old)
     if base.node is not was.node and (base.node is None or was.node is None):
         return None
-    if new.layout.geometry == old.layout.geometry or base.node is not None and not _is_relaid(new.layout, old.layout):
+    if new.layout.same_as(old.layout) or base.node is not None and not _is_relaid(new.layout, old.layout):
         return None
     described = around.describe(base)
     shown = f"{_view_of(old, was)} and is {_view_of(new, base)}"
@@ -74,7 +74,7 @@ def _view_of(value: Value, base: Value) -> str:
     return f"{value.layout.describe()}{made}"
 
 
-def _is_relaid(new: Layout, old: Layout) -> bool:
+def _is_relaid(new: TensorType, old: TensorType) -> bool:
     """Whether layouts of the same sizes and dtype lie otherwise in memory."""
     return (new.size, new.dtype) == (old.size, old.dtype) and new.stride != old.stride
 
@@ -275,9 +275,9 @@ def _mode(training: Any) -> str:
     return "train" if training else "eval"
 
 
-def _input_types(siblings: list[Node], node: Node, position: int, value: Value) -> list[Layout]:
+def _input_types(siblings: list[Node], node: Node, position: int, value: Value) -> list[TensorType]:
     """The types that input number ``value.index`` was seen with at this op, in order."""
-    found: dict[Layout, None] = {}
+    found: dict[TensorType, None] = {}
     for n in [*siblings, node]:
         if n.op is node.op:
             key = n.key[position + 1]
@@ -288,7 +288,7 @@ def _input_types(siblings: list[Node], node: Node, position: int, value: Value) 
 
 
 def _other_value(
-    node: Node, other: Node, where: str, new: Value, old: Value, seen: list[Layout], around: Surroundings
+    node: Node, other: Node, where: str, new: Value, old: Value, seen: list[TensorType], around: Surroundings
 ) -> Cause:
     described = around.describe(new)
     if new.node is None and old.node is None and new.index == old.index:
@@ -318,7 +318,7 @@ def _named(value: Value) -> str:
     return f"the result of op {value.node.depth} {value.node.op.name}, {value.layout!r} ({value.node.site})"
 
 
-def _change(new: Layout, old: Layout) -> str:
+def _change(new: TensorType, old: TensorType) -> str:
     if new.dtype != old.dtype:
         return "its dtype changed"
     if len(new.size) != len(old.size):

@@ -114,7 +114,7 @@ class _Likeness:
     def alike(self, a: Value, b: Value) -> bool:
         if a is b:
             return True
-        if a.layout is not b.layout and a.layout.geometry != b.layout.geometry:
+        if a.layout is not b.layout and not a.layout.same_as(b.layout):
             return False
         if a.node is None or b.node is None:
             return a.node is b.node and min(a.index, b.index) >= self._inputs

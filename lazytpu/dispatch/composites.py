@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from lazytpu.dispatch.general import call_meta, on_other_device, record_new
 from lazytpu.dispatch.handwritten import kernel
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.op_schema import aten, op_of
+from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.tracing.record import is_device_tensor
 

@@ -15,6 +15,7 @@ from torch.autograd.graph import increment_version
 
 from lazytpu.ir.op_schema import ABSENT, Op
 from lazytpu.ir.tree import trace
+from lazytpu.tensors.layout import layout_of
 from lazytpu.tensors.storage import Storage
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing.cutting import cut_if_oversized
@@ -87,7 +88,7 @@ def functional(op: Op, general: Kernel) -> Kernel:
             made = [Storage() for _ in node.values]
             for storage, value in zip(made, node.values, strict=True):
                 assert value is not None  # a list has no undefined results
-                storage.value, storage.layout, storage.dirty = value, value.layout, step
+                storage.value, storage.layout, storage.dirty = value, layout_of(value.layout), step
             trace.pending.extend(made)
             begin = map(setattr, made, repeat("step"), repeat(step))
             if trace.step != step or trace.cursor is not node.parent:

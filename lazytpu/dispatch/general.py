@@ -15,9 +15,9 @@ import torch
 from torch.autograd.graph import increment_version
 
 from lazytpu.errors import UnsupportedOpError
-from lazytpu.ir.layout import Layout, geometry_of
 from lazytpu.ir.op_schema import ABSENT, Op, OpOverload, aten, op_of
 from lazytpu.location import site
+from lazytpu.tensors.layout import Layout, geometry_of
 from lazytpu.tensors.storage import Storage, cell_at, resolve
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
 from lazytpu.tracing.record import MixedDevicesError, cell_of, is_device_tensor, lock, record, results_of

@@ -12,9 +12,10 @@ import torch
 
 from lazytpu.dispatch.general import META, Kernel, call_meta, layouts_of
 from lazytpu.dispatch.handwritten import kernel
-from lazytpu.ir.layout import Layout, geometry_of, is_dense, root_layout
 from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.ir.tree import trace
+from lazytpu.ir.types import is_dense
+from lazytpu.tensors.layout import Layout, geometry_of, root_layout
 from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve
 from lazytpu.tensors.tensor import forget_cell, make
 from lazytpu.torch_backend.saving import settle

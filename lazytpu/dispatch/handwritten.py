@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from lazytpu.dispatch.general import META, on_other_device, record_new
-from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
 from lazytpu.ir.op_schema import aten, op_of
+from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.location import conversion
 from lazytpu.location.site import line_here
 from lazytpu.runtime import transfers
+from lazytpu.tensors.layout import root_layout
 from lazytpu.tensors.storage import new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
 from lazytpu.tracing.reading import read

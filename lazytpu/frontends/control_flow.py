@@ -21,8 +21,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lazytpu.frontends.fx.graph import subgraph_of, with_constants
 from lazytpu.frontends.fx.higher_order import TABLE, HigherOrder, result_layouts
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.subgraph import Subgraph
+from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing.infer import result_layout
 from lazytpu.tracing.reading import read

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lazytpu.ir.layout import Layout
+from lazytpu.ir.types import TensorType
 
 
 class Value:
@@ -24,7 +24,7 @@ class Value:
 
     __slots__ = ("index", "layout", "node")
 
-    def __init__(self, node: Node | None, index: int, layout: Layout) -> None:
+    def __init__(self, node: Node | None, index: int, layout: TensorType) -> None:
         self.node, self.index, self.layout = node, index, layout
 
     def __repr__(self) -> str:
@@ -98,10 +98,10 @@ class Node:
         self.value: Any = None
         self.layout: Any = None
         self.structure: Any = 0
-        self.natural: tuple[Layout, ...] | None = None
+        self.natural: tuple[TensorType, ...] | None = None
         self.site: Any = None
 
-    def set_results(self, layouts: tuple[Layout | None, ...], structure: Any) -> None:
+    def set_results(self, layouts: tuple[TensorType | None, ...], structure: Any) -> None:
         """Gives the node its results."""
         self.values = tuple(None if lay is None else Value(self, i, lay) for i, lay in enumerate(layouts))
         self.structure = structure
@@ -202,13 +202,13 @@ class Trace:
         self.ints: list[int] = []
         self.complexes: list[complex] = []
         self.pending: list[Any] = []
-        self.input_values: dict[tuple[int, Layout], Value] = {}
+        self.input_values: dict[tuple[int, TensorType], Value] = {}
         self.nodes = 0
         self.ops = 0
         self.parted: tuple[Node, Node] | None = None
         self.shadow: Node | None = None
 
-    def input_value(self, index: int, layout: Layout) -> Value:
+    def input_value(self, index: int, layout: TensorType) -> Value:
         """The value that stands for input ``index`` of this layout on every path."""
         value = self.input_values.get((index, layout))
         if value is None:

@@ -17,7 +17,7 @@ from lazytpu.config import config
 from lazytpu.location import gradients
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_AUTOCAST = os.path.join(_OURS, "kernels", "autocast.py")
+_AUTOCAST = os.path.join(_OURS, "dispatch", "autocast.py")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = os.sep + "site-packages" + os.sep  # may lie inside the folder of the standard library

@@ -20,9 +20,9 @@ from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch, type_name
 from lazytpu.errors import LoweringError, UnsupportedOpError
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value, operands
+from lazytpu.ir.types import TensorType
 from lazytpu.location.site import Site
 from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
@@ -38,7 +38,7 @@ _IGNORED = {"device", "layout", "pin_memory", "non_blocking"}  # arguments that 
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
 
-def type_of(layout: Layout) -> Type:
+def type_of(layout: TensorType) -> Type:
     """The XLA type of a layout; strides do not exist there."""
     return Type(layout.size, to_numpy(layout.dtype))
 
@@ -153,7 +153,7 @@ def _natural(node: Node) -> Sequence[Any]:
     return node.natural or [None if v is None else v.layout for v in node.values]
 
 
-def _results(node: Node, scope: str, types: Sequence[Layout | None], call: Callable[[], Any]) -> list[Any]:
+def _results(node: Node, scope: str, types: Sequence[TensorType | None], call: Callable[[], Any]) -> list[Any]:
     """The results of a rule, of the ``types`` that torch predicts."""
     try:
         with jax.named_scope(scope):

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Value, trace
+from lazytpu.tensors.layout import Layout
 
 
 class Storage:

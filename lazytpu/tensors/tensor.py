@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 
 from lazytpu.errors import BackwardError
-from lazytpu.ir.layout import Layout, geometry_of, root_layout
 from lazytpu.tensors.copying import deepcopy_tensor, reduce_tensor
+from lazytpu.tensors.layout import Layout, geometry_of, root_layout
 from lazytpu.tensors.printing import represent
 from lazytpu.tensors.storage import Alias, Cell, Storage, cell_at, new_storage
 

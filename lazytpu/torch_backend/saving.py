@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from lazytpu.ir.layout import is_dense, root_layout
+from lazytpu.ir.types import is_dense
 from lazytpu.runtime import transfers
 from lazytpu.tensors.copying import deepcopy_tensor, reduce_tensor
+from lazytpu.tensors.layout import root_layout
 from lazytpu.tensors.printing import represent
 from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, lazy

@@ -20,10 +20,11 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves
 
-from lazytpu.ir.layout import Layout, is_dense, root_layout
 from lazytpu.ir.op_schema import Op, aten
 from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.ir.types import is_dense
 from lazytpu.observe import metrics
+from lazytpu.tensors.layout import Layout, root_layout
 from lazytpu.tracing import domains, refusals
 from lazytpu.tracing.refusals import PYTHON_NUMBER
 

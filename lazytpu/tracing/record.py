@@ -18,12 +18,12 @@ import torch
 
 from lazytpu import random
 from lazytpu.diagnosis import events
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.op_schema import ABSENT, Op, aten, op_of
 from lazytpu.ir.tree import Node, Number, Value, trace
 from lazytpu.location import site
 from lazytpu.observers import notify
 from lazytpu.runtime.host.garbage import collect_before_step
+from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Alias, Cell, Storage, commit, resolve
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.tracing import dynamic_scalars

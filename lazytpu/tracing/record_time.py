@@ -11,9 +11,9 @@ from functools import cache
 
 import torch
 
-from lazytpu.ir.layout import root_layout
 from lazytpu.ir.tree import Node, Value, operands, trace
 from lazytpu.observe import metrics
+from lazytpu.tensors.layout import root_layout
 from lazytpu.tensors.storage import new_storage
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing import cutting, record

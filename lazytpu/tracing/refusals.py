@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.op_schema import ABSENT, Op, aten
 from lazytpu.ir.tree import Number, Value
+from lazytpu.ir.types import TensorType
+from lazytpu.tensors.layout import Layout
 
 Contents = Callable[[torch.Tensor], None]
 PYTHON_NUMBER: dict[Any, Any] = {float: 2.0, int: 2, bool: True, complex: 2j}
@@ -109,7 +110,7 @@ def refusal(op: Op, args: Any, kwargs: Any, results: Iterable[Layout | None]) ->
     return error
 
 
-def _layouts_in(x: Any) -> Iterable[Layout]:
+def _layouts_in(x: Any) -> Iterable[TensorType]:
     if type(x) is Value:
         yield x.layout
     elif isinstance(x, (list, tuple)):
@@ -117,7 +118,7 @@ def _layouts_in(x: Any) -> Iterable[Layout]:
             yield from _layouts_in(e)
 
 
-def _few(layouts: Iterable[Layout]) -> dict[int, int]:
+def _few(layouts: Iterable[TensorType]) -> dict[int, int]:
     """Small sizes for the sizes of tensors: equal ones for equal, and larger ones for larger."""
     different = sorted({n for layout in layouts for n in layout.size if n > 1})
     return {n: i + 2 for i, n in enumerate(different)}

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.op_schema import ABSENT, OpOverload
+from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Alias, Storage, resolve, storage_of
 from lazytpu.tracing.record import cell_of, is_device_tensor
 from lazytpu.tracing.refusals import Contents, ones, zeros

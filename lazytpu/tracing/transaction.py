@@ -9,6 +9,7 @@ import torch
 from lazytpu.ir.op_schema import aten, op_of
 from lazytpu.ir.tree import Value, trace
 from lazytpu.observers import calls_of
+from lazytpu.tensors.layout import layout_of
 from lazytpu.tensors.storage import Alias, Cell, Storage, commit, new_storage, resolve, storage_of
 from lazytpu.tracing.cutting import cut_if_oversized
 from lazytpu.tracing.record import load, lock, record
@@ -76,7 +77,7 @@ class Transaction:
 
     def write_new(self, values: Iterable[Value | None]) -> dict[Value, Storage]:
         """Write each value that there is to a new storage; return them by value."""
-        made = {value: new_storage(value.layout) for value in values if value is not None}
+        made = {value: new_storage(layout_of(value.layout)) for value in values if value is not None}
         self._contents.update((storage, value) for value, storage in made.items())
         return made
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from lazytpu.ir.layout import CONJ, NEG, Layout, overlaps
 from lazytpu.ir.op_schema import aten, op_of
 from lazytpu.ir.tree import Value
+from lazytpu.ir.types import overlaps
+from lazytpu.tensors.layout import CONJ, NEG, Layout, layout_of
 from lazytpu.tensors.storage import Storage
 from lazytpu.tracing.record import load, read_view, record
 
@@ -61,9 +62,10 @@ class _Write:
 
     def memory(self, dtype: torch.dtype) -> Layout:
         """The whole storage as a vector of ``dtype``."""
-        flat = self.root.layout.flat()
+        root = layout_of(self.root.layout)
+        flat = root.flat()
         numel = flat.size[0] * flat.dtype.itemsize // dtype.itemsize
-        return self.root.layout.child_at(((numel,), (1,), 0, dtype, 0))
+        return root.child_at(((numel,), (1,), 0, dtype, 0))
 
     def scatter(self, layout: Layout, value: Value) -> Value:
         """The general rule: put ``value`` at the view's positions in memory (`unfold`, for one)."""
@@ -73,7 +75,7 @@ class _Write:
 
     def overlapping(self, layout: Layout, value: Value, old: Value | None) -> Value:
         """`chain` where elements share memory: what a parent holds besides must not be written with it."""
-        stored = self.root.layout.child_at((*layout.geometry[:4], 0))
+        stored = layout_of(self.root.layout).child_at((*layout.geometry[:4], 0))
         for bit, op in ((CONJ, _CONJ), (NEG, _NEG)):
             if layout.bits & bit:
                 value = _record(op, stored, value)

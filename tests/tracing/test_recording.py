@@ -136,7 +136,7 @@ def test_the_tree_is_forgotten_past_the_limit(device: torch.device, monkeypatch:
 
 
 def test_views_past_the_limit_are_forgotten(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lazytpu.ir import layout
+    from lazytpu.tensors import layout
 
     monkeypatch.setattr(layout, "MAX_CHILDREN", 8)
     x = torch.arange(60.0, device=device)

@@ -17,11 +17,12 @@ from lazytpu.frontends.dynamo.program import Program, Result, Shortcut, program_
 from lazytpu.frontends.dynamo.sizes import has_symbols, with_sizes
 from lazytpu.frontends.fx.graph import unsupported_ops
 from lazytpu.frontends.fx.site import site_of
-from lazytpu.ir.layout import contiguous_stride, is_dense, root_layout
 from lazytpu.ir.tree import trace
+from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.observe import metrics
 from lazytpu.runtime import launch, transfers
 from lazytpu.runtime.host.interrupts import uninterrupted
+from lazytpu.tensors.layout import root_layout
 from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve, storage_of, write_buffer
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing import cutting, reading, record

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lazytpu.ir.layout import Geometry, geometry_of
+from lazytpu.tensors.layout import Geometry, geometry_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from lazytpu.diagnosis.cause import Cause
 from lazytpu.frontends.dynamo.memory import memory_groups
 from lazytpu.frontends.fx.graph import Conversion
 from lazytpu.ir.graph import Graph, graph_of
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, Value
 from lazytpu.location.site import Site, here, line_of_call
 from lazytpu.observe import metrics
 from lazytpu.runtime import compiler, executables, index_checks, launch, placement, transfers
 from lazytpu.runtime.executable import Executable
+from lazytpu.tensors.layout import Layout, layout_of
 from lazytpu.tensors.storage import Storage
 from lazytpu.tensors.tensor import LazyTensor
 
@@ -298,7 +298,7 @@ def program_of(module: torch.fx.GraphModule, name: str, layouts: list[Layout | N
         elif type(result) is not Value:
             results.append(Result(constant=result))
         elif result in positions:
-            results.append(Result(positions[result], result.layout, host, values.count(result) > 1))
+            results.append(Result(positions[result], layout_of(result.layout), host, values.count(result) > 1))
         elif result in done.arguments:
             results.append(Result(argument=done.arguments[result]))
         else:

@@ -17,12 +17,13 @@ from lazytpu.errors import UnsupportedOpError
 from lazytpu.frontends.fx.higher_order import TABLE, HigherOrder, result_layouts
 from lazytpu.frontends.fx.site import site_of
 from lazytpu.ir.graph import graph_of
-from lazytpu.ir.layout import Layout, root_layout
 from lazytpu.ir.op_schema import NO_COMPUTATION, Op, OpOverload, aten, op_of
 from lazytpu.ir.subgraph import Subgraph, interned
 from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.ir.types import TensorType
 from lazytpu.location.site import UNKNOWN
 from lazytpu.lowering.lower import can_lower
+from lazytpu.tensors.layout import Layout, root_layout
 from lazytpu.tracing.infer import infer, result_layout
 from lazytpu.tracing.record import VIEW_OPS
 
@@ -233,7 +234,7 @@ class Conversion:
         self.written[self.arguments[target]] = source
         return source
 
-    def _cast(self, op: Op, source: Value, wanted: Any, layout: Layout) -> Value:
+    def _cast(self, op: Op, source: Value, wanted: Any, layout: TensorType) -> Value:
         named = {"dtype": wanted} if isinstance(wanted, torch.dtype) else {}
         made = self._node(op, (source,) if named else (source, wanted), named)
         dtype = layout.dtype if named else source.layout.dtype

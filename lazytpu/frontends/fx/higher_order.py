@@ -12,9 +12,10 @@ from torch._higher_order_ops.map import map_impl
 from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 
-from lazytpu.ir.layout import Layout, contiguous_stride, root_layout
 from lazytpu.ir.op_schema import Argument, Op
 from lazytpu.ir.subgraph import Subgraph
+from lazytpu.ir.types import TensorType, contiguous_stride
+from lazytpu.tensors.layout import Layout, root_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,9 @@ def _op(higher: HigherOrder, random: bool) -> Op:
 _ops = {(h.op, random): _op(h, random) for h in TABLE.values() for random in (False, True)}
 
 
-def result_layouts(higher: HigherOrder, named: dict[str, Any], layouts: Mapping[str, Sequence[Layout]]) -> list[Layout]:
+def result_layouts(
+    higher: HigherOrder, named: dict[str, Any], layouts: Mapping[str, Sequence[TensorType]]
+) -> list[Layout]:
     """The types of the results of a call.
 
     Args:
@@ -101,5 +104,5 @@ def result_layouts(higher: HigherOrder, named: dict[str, Any], layouts: Mapping[
     return [_contiguous(r) for r in results[:carried]] + stacked
 
 
-def _contiguous(layout: Layout) -> Layout:
+def _contiguous(layout: TensorType) -> Layout:
     return root_layout(layout.size, contiguous_stride(layout.size), layout.dtype)

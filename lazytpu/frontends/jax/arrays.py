@@ -13,10 +13,11 @@ import jax
 import torch
 
 from lazytpu.dtypes import to_torch
-from lazytpu.ir.layout import contiguous_stride, root_layout
 from lazytpu.ir.tree import trace
+from lazytpu.ir.types import contiguous_stride
 from lazytpu.observe import metrics
 from lazytpu.runtime import client
+from lazytpu.tensors.layout import root_layout
 from lazytpu.tensors.storage import Storage, new_storage, resolve
 from lazytpu.tensors.tensor import LazyTensor, make
 from lazytpu.tracing import reading, record

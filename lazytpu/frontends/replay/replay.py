@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from lazytpu import random
-from lazytpu.ir.layout import Layout
 from lazytpu.ir.tree import Node, trace
 from lazytpu.observe import metrics
 from lazytpu.runtime import launch
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
+from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import make, make_view
 from lazytpu.tracing import cutting, reading, record

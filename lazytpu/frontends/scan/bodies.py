@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.layout import Layout, root_layout
 from lazytpu.ir.op_schema import op_of
 from lazytpu.ir.subgraph import Subgraph, interned
 from lazytpu.ir.tree import Node, Number, Value, operands
+from lazytpu.tensors.layout import Layout, layout_of, root_layout
 
 _NUMBER_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}
 _FULL = op_of(torch.ops.aten.full.default)
@@ -93,7 +93,7 @@ def partition(
     wanted = [gradients.get(0), *[gradients.get(i) for i in range(1, len(values))]]
     sums = tuple([i for i in range(constants) if wanted[1 + i] is not None])
     learned = tuple([i for i in range(len(own)) if wanted[1 + constants + i] is not None])
-    results = [wanted[0] or build.zeros(x.layout), *[wanted[1 + i] for i in sums]]
+    results = [wanted[0] or build.zeros(layout_of(x.layout)), *[wanted[1 + i] for i in sums]]
     results += [wanted[1 + constants + i] for i in learned]
     if checkpoint:
         kept, run = [x], path
@@ -103,7 +103,7 @@ def partition(
     body = build.body(forward, [x, *shared], [y, *kept])
     reverse = build.body(run, [seed, *kept, *shared], results)
     random = body.random or reverse.random
-    return Bodies(body, reverse, tuple([v.layout for v in kept]), sums, learned, random, tuple(captured))
+    return Bodies(body, reverse, tuple([layout_of(v.layout) for v in kept]), sums, learned, random, tuple(captured))
 
 
 def _used(nodes: Sequence[Node], results: Sequence[Any], among: set[Any]) -> list[Value]:

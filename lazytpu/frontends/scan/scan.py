@@ -22,11 +22,12 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 from lazytpu.errors import LazyTPUError
 from lazytpu.frontends.scan.bodies import Bodies, numbers_of, partition
 from lazytpu.frontends.scan.layers import differences, tensors_of
-from lazytpu.ir.layout import Layout, contiguous_stride, root_layout
 from lazytpu.ir.op_schema import Argument, Op
 from lazytpu.ir.tree import Node, Value, trace
+from lazytpu.ir.types import contiguous_stride
 from lazytpu.lowering.rules.scan import backward_op, forward_op
 from lazytpu.random import default_generator
+from lazytpu.tensors.layout import Layout, layout_of, root_layout
 from lazytpu.tensors.storage import Storage, new_storage
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing.record import cell_of, is_device_tensor, load, lock, record
@@ -274,7 +275,7 @@ def _record(op: Op, bound: Sequence[Any], layouts: tuple[Layout, ...]) -> list[A
 
 def _tensor_of(value: Value) -> torch.Tensor:
     """A tensor that holds a value of the path."""
-    storage = new_storage(value.layout.root)
+    storage = new_storage(layout_of(value.layout).root)
     with lock:
         transaction = Transaction()
         while transaction.open():

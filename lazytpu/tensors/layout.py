@@ -7,15 +7,15 @@ two tensors with the same geometry on the same root have the same layout object.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from lazytpu.dtypes import short_name, type_name
+from lazytpu.ir.op_schema import Op
+from lazytpu.ir.types import Size, TensorType, memory_order, overlaps
 
-Size = tuple[int, ...]
 Geometry = tuple[Size, Size, int, torch.dtype, int]  # the last: CONJ | NEG
 CONJ, NEG = 1, 2
 
@@ -25,8 +25,8 @@ MAX_CHILDREN = 4096
 _roots: dict[tuple[Size, Size, torch.dtype], Layout] = {}
 
 
-class Layout:
-    """Sizes, strides and offset (in elements) and dtype of a tensor inside a storage.
+class Layout(TensorType):
+    """The type of a tensor, its offset in its storage (in elements) and the way there from the storage's own layout.
 
     ``bits`` are torch's lazy conjugate and negative bits: a tensor that has one reads as the conjugate
     or negative of what is stored.
@@ -36,60 +36,35 @@ class Layout:
         parent: the layout the view op was applied to; None for a root.
         op: the view op (an `Op`, or the name of one) that leads from ``parent`` here, with ``args``;
             ``index`` is the position among its results for ops such as ``split``.
-        contiguous: row-major without gaps.
-        as_created: has the strides that ``create_empty_tensor`` gives this size.
         overlapping: two indices may reach one element of memory, here or in a layout on the way to the root.
         children: view op and arguments to the layout (or tuple of layouts) it gives.
     """
 
-    __slots__ = (
-        "args",
-        "as_created",
-        "bits",
-        "by_geometry",
-        "children",
-        "contiguous",
-        "dtype",
-        "index",
-        "offset",
-        "op",
-        "overlapping",
-        "parent",
-        "root",
-        "size",
-        "stride",
-    )
+    __slots__ = ("args", "bits", "by_geometry", "children", "index", "offset", "op", "overlapping", "parent", "root")
+    __setattr__ = object.__setattr__
+
+    args: tuple[Any, ...]
+    bits: int
+    by_geometry: dict[Geometry, Layout]
+    children: dict[Hashable, Layout | tuple[Layout, ...]]
+    index: int | None
+    offset: int
+    op: Op | str
+    overlapping: bool
+    parent: Layout | None
+    root: Layout
 
     def __init__(self, size: Size, stride: Size, offset: int, dtype: torch.dtype, bits: int = 0) -> None:
-        self.size, self.stride, self.offset, self.dtype, self.bits = size, stride, offset, dtype, bits
-        self.contiguous = prod(size) == 0 or _row_major(size, stride)
-        self.as_created = all(st == prod(size[i + 1 :]) for i, st in enumerate(stride))
+        super().__init__(size, stride, dtype)
+        self.offset, self.bits = offset, bits
         self.overlapping = overlaps(size, stride)
-        self.children: dict[Any, Any] = {}
-        self.by_geometry: dict[Any, Layout] = {}
-        self.root: Layout = self
-        self.parent: Layout | None = None
-        self.op: Any = None
-        self.args: tuple[Any, ...] = ()
-        self.index: int | None = None
-
-    def __repr__(self) -> str:
-        return type_name(self.size, self.dtype)
+        self.children, self.by_geometry = {}, {}
+        self.root, self.parent, self.op, self.args, self.index = self, None, "", (), None
 
     @property
     def geometry(self) -> Geometry:
         """Sizes, strides, offset, dtype and lazy conjugate and negative bits."""
         return self.size, self.stride, self.offset, self.dtype, self.bits
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements, each once."""
-        return prod(self.size) * self.dtype.itemsize
-
-    def describe(self) -> str:
-        """``f32[64,10]``, with the strides where they are not row-major."""
-        strides = "" if self.contiguous else f"{{{','.join(map(str, self.stride))}}}"
-        return f"{short_name(self.dtype)}[{','.join(map(str, self.size))}]{strides}"
 
     def child(self, op: Any, args: tuple[Any, ...], geometry: Geometry, index: int | None = None) -> Layout:
         """The interned layout of this geometry on this root, reached by ``op(self, *args)`` if it is new."""
@@ -155,56 +130,12 @@ def root_layout(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) 
     return found
 
 
+def layout_of(type_: TensorType) -> Layout:
+    """Return the layout that a type is: whatever makes values gives them interned layouts."""
+    return cast(Layout, type_)
+
+
 def geometry_of(tensor: torch.Tensor) -> Geometry:
     """Return the geometry of a tensor in its storage, as torch sees it."""
     bits = CONJ * tensor.is_conj() + NEG * tensor.is_neg()
     return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, bits
-
-
-def contiguous_stride(size: Sequence[int]) -> Size:
-    """Row-major strides, as torch gives them (a size of 0 counts as 1)."""
-    stride, step = [], 1
-    for n in reversed(size):
-        stride.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(stride))
-
-
-def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill memory without gaps or overlap, in some order of the dimensions."""
-    if prod(size) == 0:
-        return True
-    expected = 1
-    for st, n in sorted((st, n) for st, n in zip(stride, size, strict=True) if n != 1):
-        if st != expected:
-            return False
-        expected *= n
-    return True
-
-
-def overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two indices may reach one element: no order of the dimensions nests them without overlap."""
-    if prod(size) == 0:
-        return False
-    last = 0  # the furthest element that the dimensions so far reach
-    for st, n in sorted((st, n) for st, n in zip(stride, size, strict=True) if n != 1):
-        if st <= last:
-            return True
-        last += st * (n - 1)
-    return False
-
-
-def memory_order(layout: Layout) -> Size:
-    """The permutation of dimensions that puts a dense layout in row-major order."""
-    return tuple(sorted(range(len(layout.size)), key=lambda d: (-layout.stride[d], -layout.size[d], d)))
-
-
-def _row_major(size: Size, stride: Size) -> bool:
-    """Row-major where dimensions of length 1 may have any stride."""
-    expected = 1
-    for n, st in zip(reversed(size), reversed(stride), strict=True):
-        if n != 1:
-            if st != expected:
-                return False
-            expected *= n
-    return True
