@@ -1,4 +1,4 @@
-"""The errors lazytpu raises itself.  Each says what happened, where, with what, and what to do."""
+"""The errors lazytpu raises itself.  Each says what happened, where, with what, and how to fix it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from __future__ import annotations
 class LazyTPUError(RuntimeError):
     """Base of every error of this package; mistakes that torch itself detects raise torch's own errors."""
 
-    def __init__(self, what: str, *, at: str = "", given: str = "", do: str = "") -> None:
+    def __init__(self, what: str, *, at: str = "", given: str = "", fix: str = "") -> None:
         lines = [what]
-        lines += [f"  {label:<5} {text}" for label, text in (("at", at), ("with", given), ("do", do)) if text]
+        lines += [f"  {label:<5} {text}" for label, text in (("at", at), ("with", given), ("fix", fix)) if text]
         super().__init__("\n".join(lines))
 
 

@@ -126,7 +126,7 @@ def check_version(package: str, version: str) -> None:
     if not first <= numbers < beyond:
         wanted = f"{package}>={_text(first)},<{_text(beyond)}"
         raise VersionError(
-            f"{package} {version} is not supported", given=f"this lazytpu needs {wanted}", do=f"pip install '{wanted}'"
+            f"{package} {version} is not supported", given=f"this lazytpu needs {wanted}", fix=f"pip install '{wanted}'"
         )
 
 
@@ -138,7 +138,7 @@ def check_private(version: str) -> None:
         except (ImportError, AttributeError):
             raise VersionError(
                 f"torch {version} has no torch.{path}, which lazytpu builds on",
-                do="install another version of torch, or a lazytpu made for this one",
+                fix="install another version of torch, or a lazytpu made for this one",
             ) from None
 
 

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(r"(?:<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 
-_BY_SECONDS = re.compile(r"  \d+ x .* waited for # ms$")  # rows of `lazytpu.explain`, the longest wait first
+_BY_SECONDS = re.compile(r"  \d+ x .* waited # ms for the device$")  # rows of `lazytpu.explain`, the longest wait first
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ class _GraphFolder:
                 "at": cause.site.describe(),
                 "was": cause.other.describe(),
                 "with": cause.given,
-                "fix": cause.remedy,
+                "fix": cause.fix,
             },
             "files": {name: what for name, what in FILES.items() if name not in self.missing},
             "missing": self.missing,

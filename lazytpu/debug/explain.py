@@ -38,7 +38,7 @@ def _compilations() -> list[str]:
 
 def _promotions() -> list[str]:
     rows = [f"  {op} {argument} at {line}" for (op, argument, line) in events.promotions]
-    return ["numbers that became inputs because they changed", *rows] if rows else []
+    return ["scalars made dynamic because they changed", *rows] if rows else []
 
 
 def _unreplayed() -> list[str]:
@@ -49,21 +49,21 @@ def _unreplayed() -> list[str]:
 
 
 def _cuts() -> list[str]:
-    rows = _rows(events.cuts, "the device was waited for")
+    rows = _rows(events.cuts, "waited {} ms for the device")
     return ["cuts forced in the middle of a step", *rows] if rows else []
 
 
 def _reads() -> list[str]:
-    rows = _rows(events.reads, "the device was waited for")
-    return ["reads of what had been started already", *rows] if rows else []
+    rows = _rows(events.reads, "waited {} ms for the device")
+    return ["reads that waited for a running step", *rows] if rows else []
 
 
 def _fallbacks() -> list[str]:
-    rows = _rows(events.fallbacks, "on the CPU for")
-    return ["ops that ran on the CPU for want of a lowering", *rows] if rows else []
+    rows = _rows(events.fallbacks, "on the CPU for {} ms")
+    return ["ops without a lowering, which ran on the CPU", *rows] if rows else []
 
 
 def _rows(tallies: Mapping[tuple[str, str], Tally], took: str) -> list[str]:
-    """``3 x item at train.py:12, the device was waited for 4.2 ms``, the longest first."""
+    """``3 x item at train.py:12, waited 4.2 ms for the device``, the longest first."""
     ordered = sorted(tallies.items(), key=lambda entry: -entry[1].seconds)
-    return [f"  {t.count} x {what} at {line}, {took} {1e3 * t.seconds:.1f} ms" for (what, line), t in ordered]
+    return [f"  {t.count} x {what} at {line}, {took.format(f'{1e3 * t.seconds:.1f}')}" for (what, line), t in ordered]

@@ -19,7 +19,7 @@ class Cause:
         text: the cause in words.
         site, other: the line where the paths part, and the line on the known path.
         given: what is known of the tensor or number in question: its name, where it came from, how many were seen.
-        remedy: what to do about it, empty where nothing is to be done.
+        fix: what to do about it, empty where nothing is to be done.
         known: number of the compiled graph on the known path, 0 where there is none.
     """
 
@@ -28,7 +28,7 @@ class Cause:
     site: Site = UNKNOWN
     other: Site = UNKNOWN
     given: str = ""
-    remedy: str = ""
+    fix: str = ""
     known: int = 0
 
 
@@ -40,7 +40,7 @@ KINDS = {
     "attribute": "an argument that is part of the program has another value",
     "number": "a Python number is of another kind, such as int instead of float",
     "promoted": "a number that was a constant changed, and is an input from now on",
-    "branch": "Python's control flow took another way",
+    "branch": "Python's control flow took another control path",
     "mode": "a module was switched between train() and eval()",
     "gradient": "a gradient is added to one that is there, or no longer is",
     "longer": "the graph goes on where it was cut before",

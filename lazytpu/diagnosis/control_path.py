@@ -18,7 +18,7 @@ class Fork:
     """What made the difference, in words, what to do about it, and the line of the statement where one was found."""
 
     text: str
-    remedy: str
+    fix: str
     line: int = 0
 
     @property
@@ -75,13 +75,13 @@ def what_parted(new: Site, old: Site) -> Fork:
     """
     at, was = _first_difference(new, old)
     if at is None or was is None:
-        return Fork("Python took another way", _KEPT)
+        return Fork("Python took another control path", _KEPT)
     branch = _branch(new.stack[0], old.stack[0]) or _branch(at, was)
     if branch is not None:
         return _of_branch(branch, branch.inside)
     if at == was:
-        return Fork(f"{source.place(*at)} took another way inside the call", _KEPT)
-    return Fork(f"Python took another way, to {source.place(*at)} instead of {source.place(*was)}", _KEPT)
+        return Fork(f"{source.place(*at)} took another control path inside the call", _KEPT)
+    return Fork(f"Python took another control path, to {source.place(*at)} instead of {source.place(*was)}", _KEPT)
 
 
 def other_caller(new: Site, old: Site) -> str:
@@ -130,7 +130,7 @@ def what_went_on(last: Site, further: Site, *, now: bool) -> Fork:
 def _of_branch(branch: source.Branch, longer: bool) -> Fork:
     where = f"`{branch.text}` at {source.place(branch.file, branch.line)}"
     if not branch.loop:
-        return Fork(f"{where} took another way", _KEPT, branch.line)
+        return Fork(f"{where} took another control path", _KEPT, branch.line)
     ending = "ran longer" if longer else "ended sooner"
     return Fork(
         f"the loop {where} {ending}", "give the loop the same number of turns in every step, or pad", branch.line

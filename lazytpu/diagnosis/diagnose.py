@@ -34,7 +34,7 @@ def cause_of(trace: Trace, key: Any, around: Surroundings) -> Cause:
     if cut.file and cut == around.end:
         way = _deciding(what_parted(node.site, cut), left_out) or what_went_on(parent.site, node.site, now=True)
         text = f"op {node.depth}, {node.op.name} before the cut: {way.text}"
-        return Cause("branch", text, node.site, cut, remedy=way.remedy, known=known)
+        return Cause("branch", text, node.site, cut, fix=way.fix, known=known)
     return _other_length(
         "longer",
         f"the graph goes on with {node.op.name} where it was cut before, after op {parent.depth}",
@@ -57,8 +57,8 @@ def _other_length(kind: str, text: str, parted: str, decides: Fork | None, new: 
     """
     way = _deciding(what_parted(new, old), decides)
     if way is not None:
-        return Cause("branch", f"{parted}: {way.text}", new, old, remedy=way.remedy, known=known)
-    return Cause(kind, text, new, old, remedy="cut at the same place in every step, once", known=known)
+        return Cause("branch", f"{parted}: {way.text}", new, old, fix=way.fix, known=known)
+    return Cause(kind, text, new, old, fix="cut at the same place in every step, once", known=known)
 
 
 def _deciding(way: Fork, otherwise: Fork | None) -> Fork | None:
@@ -99,7 +99,7 @@ def _other_end(cursor: Node, around: Surroundings) -> Cause:
         found = _deciding(what_parted(around.end, following.site), left_out)
         way = found or what_went_on(cursor.site, following.site, now=False)
         text = f"op {following.depth}, a cut instead of {following.op.name}: {way.text}"
-        return Cause("branch", text, around.end, following.site, remedy=way.remedy, known=known)
+        return Cause("branch", text, around.end, following.site, fix=way.fix, known=known)
     return _other_length(
         "shorter",
         f"the graph ends after op {cursor.depth} {cursor.op.name}, where it went on with {following.op.name} before",
@@ -117,7 +117,7 @@ def _gone_or_other_settings(cursor: Node, executable: Any, around: Surroundings)
             "forgotten",
             "the graph was compiled before and forgotten since",
             _now(cursor, around),
-            remedy="raise lazytpu.config.max_executables, or compile fewer different graphs",
+            fix="raise lazytpu.config.max_executables, or compile fewer different graphs",
         )
     settings = around.settings or {}
     changed = {n: (executable.settings[n], v) for n, v in settings.items() if executable.settings[n] != v}
@@ -132,7 +132,7 @@ def _now(cursor: Node, around: Surroundings) -> Site:
 def _setting(changed: dict[str, tuple[Any, Any]], cursor: Node, around: Surroundings, known: int) -> Cause:
     texts = [f"lazytpu.config.{name} was {old!r} and is {new!r}" for name, (old, new) in changed.items()]
     site = _now(cursor, around)
-    return Cause("setting", ", ".join(texts), site, remedy="nothing: the graph is kept for each setting", known=known)
+    return Cause("setting", ", ".join(texts), site, fix="nothing: the graph is kept for each setting", known=known)
 
 
 def _donation(donated: Any, old: Any, cursor: Node, around: Surroundings, known: int) -> Cause:
@@ -147,7 +147,7 @@ def _donation(donated: Any, old: Any, cursor: Node, around: Surroundings, known:
         f"other inputs may be overwritten ({names}): input %p{value.index}, {value.layout!r}, {verb}",
         _now(cursor, around),
         given=around.describe(value),
-        remedy="share its memory (copy_, to_jax, dlpack) in every step or in none",
+        fix="share its memory (copy_, to_jax, dlpack) in every step or in none",
         known=known,
     )
 
@@ -160,7 +160,7 @@ def _live(outputs: tuple[Value, ...], old: tuple[Value, ...], cursor: Node, arou
     more, fewer = _without(outputs, set(old)), _without(old, set(outputs))
     if not more and not fewer:  # one result in two tensors counts twice
         text = "the same results are held, by more or fewer tensors or in another order"
-        return Cause("live", text, cursor.site, remedy="keep the same tensors in every step", known=known)
+        return Cause("live", text, cursor.site, fix="keep the same tensors in every step", known=known)
     value = (more or fewer)[0]
     verb = "is held at the cut now" if more else "is no longer held at the cut"
     name = value.node.op.name if value.node is not None else "an input"

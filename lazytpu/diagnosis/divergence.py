@@ -96,7 +96,7 @@ def _more_or_fewer(
         f"op {node.depth}, {_instead(node, other)}: {told}",
         node.site,
         other.site,
-        remedy="nothing, if a layer was replaced on purpose: one graph for each is kept",
+        fix="nothing, if a layer was replaced on purpose: one graph for each is kept",
     )
 
 
@@ -124,7 +124,7 @@ def _of_control_flow(node: Node, other: Node, around: Surroundings) -> Cause:
             f"op {node.depth}, {_instead(node, other)}: {switched}",
             node.site,
             other.site,
-            remedy="nothing: one graph for train() and one for eval() are kept",
+            fix="nothing: one graph for train() and one for eval() are kept",
         )
     switched = control_path.flag_switch(node.site, other.site)
     if switched:
@@ -133,7 +133,7 @@ def _of_control_flow(node: Node, other: Node, around: Surroundings) -> Cause:
             f"op {node.depth}, {_instead(node, other)}: {switched}",
             node.site,
             other.site,
-            remedy="nothing: one graph for each is kept",
+            fix="nothing: one graph for each is kept",
         )
     if node.site.adds_up != other.site.adds_up:
         added = "is added to the one that is there, where there was none before"
@@ -143,7 +143,7 @@ def _of_control_flow(node: Node, other: Node, around: Surroundings) -> Cause:
             f"op {node.depth}, {_instead(node, other)}: a gradient {added if node.site.adds_up else new}",
             node.site,
             other.site,
-            remedy="nothing if gradients are accumulated; else optimizer.zero_grad() before each backward()",
+            fix="nothing if gradients are accumulated; else optimizer.zero_grad() before each backward()",
         )
     way = control_path.what_parted(node.site, other.site)
     begins_elsewhere = node.depth == 1 and (around.resumed or node.site != other.site)
@@ -153,7 +153,7 @@ def _of_control_flow(node: Node, other: Node, around: Surroundings) -> Cause:
     if not way.found:
         way = _inside_torch(node, other) or way
     text = f"op {node.depth}, {_instead(node, other)}: {way.text}"
-    return Cause("branch", text, node.site, other.site, remedy=way.remedy)
+    return Cause("branch", text, node.site, other.site, fix=way.fix)
 
 
 def _decides(way: control_path.Fork, new: Site, old: Site) -> bool:
@@ -170,12 +170,12 @@ def _inside_torch(node: Node, other: Node) -> control_path.Fork | None:
         return _OTHER_GRADIENTS
     if not node.site.stack or node.site.stack[:1] != other.site.stack[:1]:
         return None
-    where = f"{node.site} took another way inside torch"
+    where = f"{node.site} took another control path inside torch"
     of_optimizer = ".step(" in source.code_of(*node.site.stack[0])
     if of_optimizer and (node.op.name.startswith(_MAKES_STATE) or other.op.name.startswith(_MAKES_STATE)):
         return control_path.Fork(
-            f"{where}: an optimizer makes its state in its first step",
-            "nothing in a second step: all later ones are like it",
+            f"{where}: the first optimizer step allocates its state",
+            "none needed, later steps reuse this graph",
         )
     called = control_path.other_caller(node.site, other.site)
     if not of_optimizer:
@@ -230,7 +230,7 @@ def _difference(
             f"{where}: was the constant {_shown(old)}, changed, and is an input from now on ({new.__name__})",
             node.site,
             other.site,
-            remedy="nothing: other values of it compile nothing any more",
+            fix="nothing: other values of it compile nothing any more",
         )
     if isinstance(new, type) or isinstance(old, type):
         return Cause(
@@ -238,7 +238,7 @@ def _difference(
             f"{where}: was {_kind(old)} and is {_kind(new)}",
             node.site,
             other.site,
-            remedy="give it the same kind in every step: 1.0, not 1",
+            fix="give it the same kind in every step: 1.0, not 1",
         )
     if name in ("train", "training") and isinstance(new, bool):
         return Cause(
@@ -246,7 +246,7 @@ def _difference(
             f"{where}: was {old} and is {new}: the module or the call went from {_mode(old)} to {_mode(new)} mode",
             node.site,
             other.site,
-            remedy="nothing: one graph for train() and one for eval() are kept",
+            fix="nothing: one graph for train() and one for eval() are kept",
         )
     if _is_list_of_tensors(new) and _is_list_of_tensors(old):
         return Cause(
@@ -254,7 +254,7 @@ def _difference(
             f"{where}: was a list of {len(old)} tensors and is one of {len(new)}",
             node.site,
             other.site,
-            remedy="give it as many tensors in every step, or one tensor that holds them all, padded",
+            fix="give it as many tensors in every step, or one tensor that holds them all, padded",
         )
     seen = list(dict.fromkeys(_shown(n.key[position + 1]) for n in [*siblings, node] if n.op is node.op))
     return Cause(

@@ -179,7 +179,7 @@ def _over_budget(event: Compilation, done: int) -> None:
         f"{done} graphs were compiled; lazytpu.config.max_compiles is {config.max_compiles}",
         at=cause.site.describe() + was,
         given="; ".join(filter(None, (text_of(cause), cause.given))),
-        do=cause.remedy or "see lazytpu.explain()",
+        fix=cause.fix or "see lazytpu.explain()",
     )
     if config.max_compiles_action == "error":
         raise error
@@ -216,12 +216,12 @@ def op_counts() -> Iterator[tuple[str, int]]:
 
 
 def text_of(cause: Cause) -> str:
-    """``parts from graph 2 at op 3 aten.view ...``: the cause in words, with the graph it was compared with."""
+    """``diverges from graph 2 at op 3 aten.view ...``: the cause in words, with the graph it was compared with."""
     if not cause.known:
         return cause.text
     if cause.kind in _SAME_PATH:
         return f"is graph {cause.known}, but {cause.text}"
-    return f"parts from graph {cause.known} at {cause.text}"
+    return f"diverges from graph {cause.known} at {cause.text}"
 
 
 def lines_of(event: Compilation) -> list[str]:
@@ -232,7 +232,7 @@ def lines_of(event: Compilation) -> list[str]:
     lines.append(f"   at   {cause.site.describe()}")
     if _has_other_line(cause):
         lines.append(f"   was  {cause.other.describe()}")
-    lines += [f"   {label} {text}" for label, text in (("with", cause.given), ("do  ", cause.remedy)) if text]
+    lines += [f"   {label} {text}" for label, text in (("with", cause.given), ("fix ", cause.fix)) if text]
     return lines
 
 

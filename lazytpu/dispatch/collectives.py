@@ -35,7 +35,7 @@ def _check_alone(group: Any, group_size: int = 1) -> None:
     if size != 1:
         raise LazyTPUError(
             f"a collective of {size} processes: tensors of the device can be exchanged in a world of one only",
-            do="exchange CPU tensors, or use one process for all devices",
+            fix="exchange CPU tensors, or use one process for all devices",
         )
 
 

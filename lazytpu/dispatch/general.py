@@ -198,5 +198,5 @@ def unsupported(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any
         f"{name} has no lowering and no decomposition",
         at=site.here().describe(),
         given=", ".join(types),
-        do='add a rule (docs/how-to/add-an-op) or set lazytpu.config.fallback = "cpu"',
+        fix='add a rule (docs/how-to/add-an-op) or set lazytpu.config.fallback = "cpu"',
     )

@@ -86,7 +86,7 @@ def _claim(name: str) -> None:
         taken = name if hasattr(torch, name) else current
         raise VersionError(
             f"torch's slot for devices, PrivateUse1, is taken by another backend, {taken!r}",
-            do=f"import lazytpu in a process that does not import the package that provides {taken!r}",
+            fix=f"import lazytpu in a process that does not import the package that provides {taken!r}",
         )
 
 

@@ -152,7 +152,7 @@ def _input_type(program: Any, spec: Any, sizes: Mapping[Any, Any]) -> Any:
         raise LazyTPUError(
             f"input {spec.arg.name} is a {type(spec.arg).__name__.removesuffix('Argument')}, and only tensors and "
             "constants can be inputs of an exported program",
-            do="give it as a tensor, or keep it constant",
+            fix="give it as a tensor, or keep it constant",
         )
     meta = _meta(program, spec.arg.name)
     return jax.ShapeDtypeStruct(_shape(meta, sizes), to_numpy(meta.dtype))

@@ -107,10 +107,10 @@ def manifest_of(read: Callable[[str], bytes], place: str) -> dict[str, Any]:
         manifest = json.loads(read(MANIFEST))
         found = manifest["format"], manifest["sha256"], manifest["signature"], manifest["weights"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{place}: its manifest cannot be read: {error}", do="save it again") from None
+        raise ArtifactError(f"{place}: its manifest cannot be read: {error}", fix="save it again") from None
     if found[0] != FORMAT:
         raise ArtifactError(
-            f"{place} has format {found[0]}, and this lazytpu reads format {FORMAT}", do="use a later lazytpu"
+            f"{place} has format {found[0]}, and this lazytpu reads format {FORMAT}", fix="use a later lazytpu"
         )
     return manifest  # type: ignore[no-any-return]
 
@@ -126,6 +126,6 @@ def checked(manifest: Mapping[str, Any], name: str, read: Callable[[str], bytes]
     if wanted != hashlib.sha256(data).hexdigest():
         raise ArtifactError(
             f"{place}: {name} is not what was saved, its sha256 differs from the manifest's",
-            do="do not use it; get or save it again",
+            fix="do not use it; get or save it again",
         )
     return data

@@ -29,7 +29,7 @@ def load(folder: str | os.PathLike[str]) -> StableHLOModule:
         try:
             return (path / name).read_bytes()
         except FileNotFoundError:
-            raise ArtifactError(f"{path} lacks {name}", do="save it again") from None
+            raise ArtifactError(f"{path} lacks {name}", fix="save it again") from None
 
     return module_of(manifest_of(read, str(path)), read, str(path))
 
@@ -61,5 +61,5 @@ def module_of(manifest: Mapping[str, Any], read: Callable[[str], bytes], place: 
         signature = Signature.from_json(manifest["signature"])
         exported = deserialized(program)
     except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{place}: {error}", do="save it again") from error
+        raise ArtifactError(f"{place}: {error}", fix="save it again") from error
     return StableHLOModule(exported, signature, weights, dict(manifest["metadata"]))

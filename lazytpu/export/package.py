@@ -221,24 +221,26 @@ class _File:
             if isinstance(error, FileNotFoundError):
                 raise
             raise ArtifactError(
-                f"{path} is no package of lazytpu, or it was cut short or changed: {error}", do="get or make it again"
+                f"{path} is no package of lazytpu, or it was cut short or changed: {error}", fix="get or make it again"
             ) from None
         if sha256(self.read(MANIFEST)).hexdigest().encode() != self.read(SEAL):
-            raise ArtifactError(f"{path}: its manifest was changed", do="do not use it; get or make it again")
+            raise ArtifactError(f"{path}: its manifest was changed", fix="do not use it; get or make it again")
         self.manifest = manifest_of(self.read, self.place)
         expected = {MANIFEST, SEAL, *self.manifest["sha256"]}
         if len(names) != len(self.members) or set(self.members) != expected:
             odd = sorted(set(self.members) ^ expected) or sorted(names)
             raise ArtifactError(
-                f"{path} has not the members that its manifest lists: {', '.join(odd[:5])}", do="get or make it again"
+                f"{path} has not the members that its manifest lists: {', '.join(odd[:5])}", fix="get or make it again"
             )
         if ending != _digest(path):
-            raise ArtifactError(f"{path} was cut short or changed outside of its members", do="get or make it again")
+            raise ArtifactError(f"{path} was cut short or changed outside of its members", fix="get or make it again")
 
     def read(self, name: str) -> bytes:
         """A member."""
         if name not in self.members:
-            raise ArtifactError(f"{self.place} lacks {name}, so it is no package of lazytpu", do="get or make it again")
+            raise ArtifactError(
+                f"{self.place} lacks {name}, so it is no package of lazytpu", fix="get or make it again"
+            )
         return self.members[name]
 
 
@@ -298,7 +300,7 @@ def _need_platform(loaded: Package, place: str) -> None:
     if here not in loaded.exported.platforms:
         raise ArtifactError(
             f"{place} has programs for {', '.join(loaded.exported.platforms)}, and this process runs on {here}",
-            do="make the package on this platform",
+            fix="make the package on this platform",
         )
 
 

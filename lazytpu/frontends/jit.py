@@ -39,7 +39,7 @@ def jit(function: Callable[..., Any] | None = None, *, static: str | Iterable[st
 
     Raises:
         GraphBreakError: at a call: the function does something that cannot be part of a program, such as an ``if`` on
-            the value of a tensor; names the line and the remedy.
+            the value of a tensor; names the line and the fix.
         ValueError: ``static`` names no argument.
 
     Example:
@@ -122,7 +122,7 @@ def _explained(error: Any) -> GraphBreakError:
         what, do = "a size, or the number of turns of a loop, depends on the value of a tensor", _SIZE
     else:
         what, do = first[0].lower() + first[1:], _OTHER
-    return GraphBreakError(f"the function cannot be one program: {what}", at=at, do=do)
+    return GraphBreakError(f"the function cannot be one program: {what}", at=at, fix=do)
 
 
 __all__ = ["jit"]

@@ -71,5 +71,5 @@ def failure(kind: type[LazyTPUError], verb: str, graph: Graph, error: Exception)
         f"XLA {verb} a graph of {len(graph.nodes)} ops: {error}",
         at=node.site.describe() if node.site else "",
         given=f"{node.op.name}, whose result {node.value.layout!r} is the largest, {sizes[node]:,} bytes",
-        do="use smaller batches, or free tensors before the step" if memory else "see lazytpu.stablehlo_text()",
+        fix="use smaller batches, or free tensors before the step" if memory else "see lazytpu.stablehlo_text()",
     )

@@ -75,11 +75,11 @@ def _error(report: _Report, row: list[int]) -> LazyTPUError:
             f"{node.op.name}: a whole number is divided by zero",
             at=at,
             given=given,
-            do="the step has run all the same, with numbers that mean nothing in those places",
+            fix="the step has run all the same, with numbers that mean nothing in those places",
         )
     return OutOfBoundsError(
         f"{node.op.name}: index {index} is out of bounds for dimension {dim} with size {size}",
         at=at,
         given=given,
-        do="the step has run all the same, with the position clamped (a read) or left out (a write)",
+        fix="the step has run all the same, with the position clamped (a read) or left out (a write)",
     )

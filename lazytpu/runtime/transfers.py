@@ -62,7 +62,7 @@ def to_host(buffer: Any) -> torch.Tensor:
         if "deleted" in str(error):
             raise DonatedBufferError(
                 "the buffer of a tensor was donated and is gone",
-                do="donate no array that `to_jax` gave or `from_jax` took; if your jax code does not, it is our bug",
+                fix="donate no array that `to_jax` gave or `from_jax` took; if your jax code does not, it is our bug",
             ) from error
         raise
     metrics.add_transfer("transfer_out", time.perf_counter() - start, host.nbytes)

@@ -66,7 +66,7 @@ class LazyTensor(torch.Tensor):
                 raise
             raise BackwardError(
                 "torch's autograd does not know the device: the first backward pass of this process was before it",
-                do="import lazytpu before the first backward pass",
+                fix="import lazytpu before the first backward pass",
             ) from None
 
     @property

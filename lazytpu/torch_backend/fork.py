@@ -25,7 +25,7 @@ class _Forbidden:
         raise ForkError(
             "the device cannot be used in a forked child process",
             given=f"process {os.getpid()}, forked from {_home_process}",
-            do='keep to the CPU there (as DataLoader workers do), or multiprocessing.set_start_method("spawn")',
+            fix='keep to the CPU there (as DataLoader workers do), or multiprocessing.set_start_method("spawn")',
         )
 
     __getattr__ = __eq__ = __ne__ = __lt__ = __gt__ = __add__ = __sub__ = _refuse

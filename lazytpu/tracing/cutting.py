@@ -44,7 +44,7 @@ def cut(reason: str, planner: Planner | None = None) -> None:
             raise LazyTPUError(
                 f"a layer of scan_layers needs the value of a tensor ({reason})",
                 at=str(site.line_here()),
-                do="use a plain loop over the layers",
+                fix="use a plain loop over the layers",
             )
         start, apart = time.perf_counter(), sum([series.total for series in _TIMED_APART])
         collecting = gc.isenabled()

@@ -109,7 +109,7 @@ def test_another_program(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  1 ops, # s: parts from graph 1 at a graph that begins with aten.cosh
+2  1 ops, # s: diverges from graph 1 at a graph that begins with aten.cosh
    at   [begin_b]
    was  [begin_a]"""
     )
@@ -130,11 +130,11 @@ def batches(n: int = 6) -> DataLoader:
 
 
 BATCH = """\
-2  2 ops, # s: parts from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[4,4] and is f32[2,4]: \
+2  2 ops, # s: diverges from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[4,4] and is f32[2,4]: \
 its dimension 0 changed
    at   [use]
    with `x`, a batch of `{}`; type 2 of 2 seen here: f32[4,4], f32[2,4]
-   do   keep the shapes of batches the same: drop_last=True, or pad the last batch"""
+   fix  keep the shapes of batches the same: drop_last=True, or pad the last batch"""
 
 
 def test_batch_of_a_data_loader(device: torch.device) -> None:
@@ -172,12 +172,12 @@ def test_item_of_another_loop_and_the_third_type(device: torch.device) -> None:
     assert (
         last()
         == """\
-3  2 ops, # s: parts from graph 2 at op 1 aten.sinh, argument 'self': input %p0 was f32[3,4] and is f32[5,4]: \
+3  2 ops, # s: diverges from graph 2 at op 1 aten.sinh, argument 'self': input %p0 was f32[3,4] and is f32[5,4]: \
 its dimension 0 changed
    at   [use]
    with `x`, from the loop over `[torch.ones(n, 4) for n in (2, 3, 5)]` ([for_list]); type 3 of 3 seen here: \
 f32[2,4], f32[3,4], f32[5,4]
-   do   keep the shapes of batches the same: drop_last=True, or pad the last batch"""
+   fix  keep the shapes of batches the same: drop_last=True, or pad the last batch"""
     )
 
 
@@ -192,11 +192,11 @@ def test_another_dimension(device: torch.device) -> None:
     assert (
         run_each(lambda i: torch.ones(2, 3 + i), device)
         == """\
-2  2 ops, # s: parts from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2,3] and is f32[2,4]: \
+2  2 ops, # s: diverges from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2,3] and is f32[2,4]: \
 its dimension 1 changed
    at   [use]
    with `x`, moved to the device at [moved]; type 2 of 2 seen here: f32[2,3], f32[2,4]
-   do   pad it to one of a few sizes, and leave the padding out of the result"""
+   fix  pad it to one of a few sizes, and leave the padding out of the result"""
     )
 
 
@@ -209,11 +209,11 @@ def test_dtype(device: torch.device) -> None:
     assert (
         run_each(lambda i: torch.ones(2, dtype=(torch.float32, torch.float64)[i]), device)
         == """\
-2  2 ops, # s: parts from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2] and is f64[2]: \
+2  2 ops, # s: diverges from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2] and is f64[2]: \
 its dtype changed
    at   [use]
    with `x`, moved to the device at [moved]; type 2 of 2 seen here: f32[2], f64[2]
-   do   convert it to one dtype before the step"""
+   fix  convert it to one dtype before the step"""
     )
 
 
@@ -221,11 +221,11 @@ def test_memory_layout(device: torch.device) -> None:
     assert (
         run_each(lambda i: torch.ones(2, 3) if i == 0 else torch.ones(3, 2).t(), device)
         == """\
-2  2 ops, # s: parts from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2,3] and is f32[2,3]{1,2}: \
+2  2 ops, # s: diverges from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2,3] and is f32[2,3]{1,2}: \
 its memory layout changed: strides [3, 1] before, [1, 2] now, the same shape and dtype
    at   [use]
    with `x`, moved to the device at [moved]; type 2 of 2 seen here: f32[2,3], f32[2,3]{1,2}
-   do   give it one memory layout before the step, with contiguous()"""
+   fix  give it one memory layout before the step, with contiguous()"""
     )
 
 
@@ -240,11 +240,11 @@ def test_memory_layout_of_a_view(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  5 ops, # s: parts from graph 1 at op 3 aten.addmm, argument 'mat1': was f32[3,3] and is f32[3,3]{1,3}, a view of \
+2  5 ops, # s: diverges from graph 1 at op 3 aten.addmm, argument 'mat1': was f32[3,3] and is f32[3,3]{1,3}, a view of \
 input %p1: its memory layout changed: strides [3, 1] before, [1, 3] now, the same shape and dtype
    at   [layer]  Linear
    with `x`, moved to the device at [made_for_view]
-   do   give it one memory layout before the step, with contiguous()"""
+   fix  give it one memory layout before the step, with contiguous()"""
     )
 
 
@@ -269,10 +269,10 @@ def test_a_layer_without_bias(device: torch.device) -> None:
     assert (
         told(False)
         == """\
-2  5 ops, # s: parts from graph 1 at op 2, aten.mm instead of aten.addmm: it has no bias now; it had parameter \
+2  5 ops, # s: diverges from graph 1 at op 2, aten.mm instead of aten.addmm: it has no bias now; it had parameter \
 `net.fc.bias`, f32[3]
    at   [two]  TwoLayers.fc
-   do   nothing, if a layer was replaced on purpose: one graph for each is kept"""
+   fix  nothing, if a layer was replaced on purpose: one graph for each is kept"""
     )
     with torch.no_grad():  # one op takes the layer's tensors as they are
         told(True)
@@ -295,7 +295,7 @@ def test_parameter(device: torch.device) -> None:
         total(net.weight)
     assert last().splitlines()[2:] == [
         "   with parameter `net.weight`; type 2 of 2 seen here: f32[3,4], f32[5,4]",
-        "   do   nothing, if it was replaced on purpose; else assign to it in place (copy_)",
+        "   fix  nothing, if it was replaced on purpose; else assign to it in place (copy_)",
     ]
 
 
@@ -352,11 +352,11 @@ def test_attribute(device: torch.device) -> None:
     assert (
         last()
         == """\
-3  4 ops, # s: parts from graph 2 at op 1 aten.view, argument 'size': was [4, 3] and is [6, 2], \
+3  4 ops, # s: diverges from graph 2 at op 1 aten.view, argument 'size': was [4, 3] and is [6, 2], \
 which is part of the program
    at   [viewed]
    with value 3 of 3 seen here: [3, 4], [4, 3], [6, 2]
-   do   keep it the same, or expect one graph for each value: it decides shapes or selects the formula"""
+   fix  keep it the same, or expect one graph for each value: it decides shapes or selects the formula"""
     )
 
 
@@ -366,10 +366,10 @@ def test_number_that_is_part_of_the_program(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  3 ops, # s: parts from graph 1 at op 1 aten.arange, argument 'end': was 3 and is 4, which is part of the program
+2  3 ops, # s: diverges from graph 1 at op 1 aten.arange, argument 'end': was 3 and is 4, which is part of the program
    at   [arange]
    with value 2 of 2 seen here: 3, 4
-   do   keep it the same, or expect one graph for each value: it decides shapes or selects the formula"""
+   fix  keep it the same, or expect one graph for each value: it decides shapes or selects the formula"""
     )
 
 
@@ -381,12 +381,12 @@ def test_number_that_becomes_an_input(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  3 ops, # s: parts from graph 1 at op 1 aten.pow.Tensor_Scalar, argument 'exponent': was the constant 1.5, changed, \
+2  3 ops, # s: diverges from graph 1 at op 1 aten.pow.Tensor_Scalar, argument 'exponent': was the constant 1.5, changed, \
 and is an input from now on (float)
    at   [pow]
-   do   nothing: other values of it compile nothing any more"""
+   fix  nothing: other values of it compile nothing any more"""
     )
-    assert section("numbers that became inputs because they changed").splitlines()[0] == (
+    assert section("scalars made dynamic because they changed").splitlines()[0] == (
         "  aten.pow.Tensor_Scalar exponent at [pow]"
     )
 
@@ -398,9 +398,9 @@ def test_kind_of_a_number(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  3 ops, # s: parts from graph 1 at op 1 aten.mul.Tensor, argument 'other': was a Python int and is a Python float
+2  3 ops, # s: diverges from graph 1 at op 1 aten.mul.Tensor, argument 'other': was a Python int and is a Python float
    at   [times]
-   do   give it the same kind in every step: 1.0, not 1"""
+   fix  give it the same kind in every step: 1.0, not 1"""
     )
 
 
@@ -415,11 +415,11 @@ def test_operand(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  3 ops, # s: parts from graph 1 at op 3 aten.div.Tensor, argument 'self': was the result of op 1 aten.sinh, \
+2  3 ops, # s: diverges from graph 1 at op 3 aten.div.Tensor, argument 'self': was the result of op 1 aten.sinh, \
 f32[3] ([a]) and is the result of op 2 aten.cosh, f32[3] ([b])
    at   [divide]
    with `b`
-   do   use the same tensors in every step; make one that is only there from the second step on before the first"""
+   fix  use the same tensors in every step; make one that is only there from the second step on before the first"""
     )
     del quotient
 
@@ -448,10 +448,10 @@ def test_branch(device: torch.device) -> None:
     assert (
         both_ways(f, device)
         == f"""\
-2  3 ops, # s: parts from graph 1 at op 2, aten.cosh instead of aten.exp: `if flag:` at [if] took another way
+2  3 ops, # s: diverges from graph 1 at op 2, aten.cosh instead of aten.exp: `if flag:` at [if] took another control path
    at   [inside]
    was  [after]
-   do   {KEPT}"""
+   fix  {KEPT}"""
     )
 
 
@@ -463,10 +463,10 @@ def test_branch_on_one_line(device: torch.device) -> None:
     assert (
         both_ways(f, device)
         == f"""\
-2  2 ops, # s: parts from graph 1 at op 2, aten.cosh instead of aten.exp: `return x.cosh() if flag else x.exp()` \
-at [conditional] took another way
+2  2 ops, # s: diverges from graph 1 at op 2, aten.cosh instead of aten.exp: `return x.cosh() if flag else x.exp()` \
+at [conditional] took another control path
    at   [conditional]
-   do   {KEPT}"""
+   fix  {KEPT}"""
     )
 
 
@@ -480,10 +480,10 @@ def test_branch_that_calls_functions(device: torch.device) -> None:
     assert (
         both_ways(f, device)
         == f"""\
-2  2 ops, # s: parts from graph 1 at op 2, aten.cosh instead of aten.exp: `if flag:` at [if_calls] took another way
+2  2 ops, # s: diverges from graph 1 at op 2, aten.cosh instead of aten.exp: `if flag:` at [if_calls] took another control path
    at   [first]
    was  [second]
-   do   {KEPT}"""
+   fix  {KEPT}"""
     )
 
 
@@ -502,8 +502,8 @@ def test_branch_of_the_first_op(device: torch.device) -> None:
         return x.exp()  # [no]
 
     assert both_ways(f, device).splitlines()[0] == (
-        "2  1 ops, # s: parts from graph 1 at op 1, aten.cosh instead of aten.exp: "
-        "`if flag:` at [if_first] took another way"
+        "2  1 ops, # s: diverges from graph 1 at op 1, aten.cosh instead of aten.exp: "
+        "`if flag:` at [if_first] took another control path"
     )
 
 
@@ -516,11 +516,11 @@ def test_loop(device: torch.device) -> None:
     assert (
         both_ways(longer, device)
         == """\
-2  4 ops, # s: parts from graph 1 at op 3, aten.cosh instead of aten.exp: the loop `for _ in range(2 + flag):` \
+2  4 ops, # s: diverges from graph 1 at op 3, aten.cosh instead of aten.exp: the loop `for _ in range(2 + flag):` \
 at [for_more] ran longer
    at   [turn]
    was  [out]
-   do   give the loop the same number of turns in every step, or pad"""
+   fix  give the loop the same number of turns in every step, or pad"""
     )
 
     def shorter(x: torch.Tensor, flag: int) -> torch.Tensor:
@@ -530,7 +530,7 @@ at [for_more] ran longer
         return x.exp()  # [done]
 
     assert both_ways(shorter, device).splitlines()[0] == (
-        "4  3 ops, # s: parts from graph 3 at op 3, aten.exp instead of aten.sin: "
+        "4  3 ops, # s: diverges from graph 3 at op 3, aten.exp instead of aten.sin: "
         "the loop `while n:` at [while] ended sooner"
     )
 
@@ -542,7 +542,7 @@ def test_other_lines_without_a_branch_between_them(device: torch.device) -> None
     y = x.sinh().cosh()  # [line_b]
     lazytpu.mark_step()
     assert last().splitlines()[0] == (
-        "2  2 ops, # s: parts from graph 1 at op 2, aten.cosh instead of aten.exp: Python took another way, "
+        "2  2 ops, # s: diverges from graph 1 at op 2, aten.cosh instead of aten.exp: Python took another control path, "
         "to [line_b] instead of [line_a]"
     )
     del y
@@ -560,10 +560,10 @@ def test_state_of_an_optimizer(device: torch.device) -> None:
     assert (
         last().partition(": ")[2]
         == """\
-parts from graph 1 at op 9, aten._foreach_mul.Scalar instead of aten.clone: [optimizer] took another way \
-inside torch: an optimizer makes its state in its first step
+diverges from graph 1 at op 9, aten._foreach_mul.Scalar instead of aten.clone: [optimizer] took another control path \
+inside torch: the first optimizer step allocates its state
    at   [optimizer]
-   do   nothing in a second step: all later ones are like it"""
+   fix  none needed, later steps reuse this graph"""
     )
 
 
@@ -580,7 +580,10 @@ def test_one_line_called_from_others(device: torch.device) -> None:
     train()  # [called]
     optimizer.param_groups[0]["weight_decay"] = 0.1
     train()  # [called_again]
-    assert "took another way inside torch, called from [called_again] instead of [called]: it is another" in last()
+    assert (
+        "took another control path inside torch, called from [called_again] instead of [called]: it is another"
+        in last()
+    )
     for parameter in net.parameters():
         parameter.requires_grad_(False)
     x = torch.ones(5, 4).to(device)
@@ -605,11 +608,11 @@ def test_gradients_that_are_added_up(device: torch.device) -> None:
     assert (
         backward()
         == """\
-2  10 ops, # s: parts from graph 1 at op 7, aten.add.Tensor instead of aten.tanh_backward: a gradient is added to the \
+2  10 ops, # s: diverges from graph 1 at op 7, aten.add.Tensor instead of aten.tanh_backward: a gradient is added to the \
 one that is there, where there was none before
    at   [adding]  Sequential.1 (backward)
    was  [adding]  Sequential.0 (backward)
-   do   nothing if gradients are accumulated; else optimizer.zero_grad() before each backward()"""
+   fix  nothing if gradients are accumulated; else optimizer.zero_grad() before each backward()"""
     )
     sites = {node.op.name: node.site.describe() for node in events.compilations[-1].graph.nodes}
     assert marked(sites["aten.tanh_backward"]) == "[adding]  Sequential.0 (backward)", "although its op was found"
@@ -639,10 +642,10 @@ def test_train_and_eval(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  4 ops, # s: parts from graph 1 at op 1, aten._native_batch_norm_legit_functional instead of aten.add.Tensor: \
+2  4 ops, # s: diverges from graph 1 at op 1, aten._native_batch_norm_legit_functional instead of aten.add.Tensor: \
 Net was in train mode and is in eval mode
    at   [forward]  Net.norm
-   do   nothing: one graph for train() and one for eval() are kept"""
+   fix  nothing: one graph for train() and one for eval() are kept"""
     )
 
 
@@ -681,7 +684,7 @@ def test_live(device: torch.device) -> None:
    at   [made]
    was  [end]
    with held by `kept[0]`
-   do   what is kept from a step is computed; keep the same tensors in every step"""
+   fix  what is kept from a step is computed; keep the same tensors in every step"""
     )
     del z
 
@@ -700,7 +703,7 @@ def test_no_longer_live(device: torch.device) -> None:
 2  2 ops, # s: is graph 1, but the result of aten.sinh, f32[3], is no longer held at the cut
    at   [made_too]
    was  [end_too]
-   do   what is kept from a step is computed; keep the same tensors in every step"""
+   fix  what is kept from a step is computed; keep the same tensors in every step"""
     )
     del z
 
@@ -718,7 +721,7 @@ def test_donation(device: torch.device) -> None:
 any more: something else holds it
    at   [donating]
    with `x`, moved to the device at [x]
-   do   share its memory (copy_, to_jax, dlpack) in every step or in none"""
+   fix  share its memory (copy_, to_jax, dlpack) in every step or in none"""
     )
 
 
@@ -742,7 +745,7 @@ def test_settings(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None
         == """\
 2  1 ops, # s: is graph 1, but lazytpu.config.matmul_precision was 'highest' and is 'high'
    at   [cut_of_product]
-   do   nothing: the graph is kept for each setting"""
+   fix  nothing: the graph is kept for each setting"""
     )
     del y
 
@@ -850,7 +853,7 @@ def test_longer(device: torch.device) -> None:
 2  2 ops, # s: is graph 1, but the graph goes on with aten.cosh where it was cut before, after op 1
    at   [further]
    was  [there]
-   do   cut at the same place in every step, once"""
+   fix  cut at the same place in every step, once"""
     )
     del y
 
@@ -865,10 +868,10 @@ def test_longer_by_a_branch(device: torch.device) -> None:
     assert (
         both_ways(f, device)
         == f"""\
-3  3 ops, # s: parts from graph 1 at op 3, aten.cosh instead of a cut: `if not flag:` at [if_read] took another way
+3  3 ops, # s: diverges from graph 1 at op 3, aten.cosh instead of a cut: `if not flag:` at [if_read] took another control path
    at   [goes_on]
    was  [read_now_and_then]
-   do   {KEPT}"""
+   fix  {KEPT}"""
     )
 
 
@@ -885,7 +888,7 @@ def test_shorter(device: torch.device) -> None:
 2  1 ops, # s: is graph 1, but the graph ends after op 1 aten.sinh, where it went on with aten.cosh before
    at   [stop]
    was  [on]
-   do   cut at the same place in every step, once"""
+   fix  cut at the same place in every step, once"""
     )
     del y
 
@@ -900,10 +903,10 @@ def test_shorter_by_a_branch(device: torch.device) -> None:
     assert (
         both_ways(f, device)  # [ways]
         == f"""\
-2  1 ops, # s: parts from graph 1 at op 2, a cut instead of aten.cosh: `if not flag:` at [if_more] took another way
+2  1 ops, # s: diverges from graph 1 at op 2, a cut instead of aten.cosh: `if not flag:` at [if_more] took another control path
    at   [cut]
    was  [more]
-   do   {KEPT}"""
+   fix  {KEPT}"""
     )
 
 
@@ -918,7 +921,7 @@ def test_forgotten(device: torch.device) -> None:
         == """\
 2  1 ops, # s: the graph was compiled before and forgotten since
    at   [again]
-   do   raise lazytpu.config.max_executables, or compile fewer different graphs"""
+   fix  raise lazytpu.config.max_executables, or compile fewer different graphs"""
     )
     del y
 
@@ -957,11 +960,11 @@ def test_cuts_and_reads(device: torch.device) -> None:
         y.tolist()  # [list]
         lazytpu.wait()  # [wait]
     told = section("cuts forced in the middle of a step")
-    assert told.splitlines()[0] == "  2 x bool (if) at [bool], the device was waited for # ms"
-    reads = told.partition("reads of what had been started already\n")[2].splitlines()
+    assert told.splitlines()[0] == "  2 x bool (if) at [bool], waited # ms for the device"
+    reads = told.partition("reads that waited for a running step\n")[2].splitlines()
     assert sorted(reads) == [
-        "  2 x copy to the CPU at [list], the device was waited for # ms",
-        "  2 x wait at [wait], the device was waited for # ms",
+        "  2 x copy to the CPU at [list], waited # ms for the device",
+        "  2 x wait at [wait], waited # ms for the device",
     ]
 
 
@@ -1009,10 +1012,8 @@ def test_lines_of_gradients(device: torch.device) -> None:
     (line,) = [line for line in lazytpu.ir_text().splitlines() if "aten.sinh" in line]
     assert marked(line).endswith("# [hook]")
     x.tanh()[mask].sum().backward()  # [masked]
-    told = section("reads of what had been started already")
-    assert "  1 x aten.nonzero at [masked], the device was waited for # ms" in told, (
-        "on the thread of the backward pass"
-    )
+    told = section("reads that waited for a running step")
+    assert "  1 x aten.nonzero at [masked], waited # ms for the device" in told, "on the thread of the backward pass"
 
 
 def test_cut_of_a_graph_that_grew_too_large(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1040,7 +1041,7 @@ def test_fallback(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(2):
         op(x)  # [fallback]
     assert (
-        section("ops that ran on the CPU for want of a lowering") == "  2 x aten.cos at [fallback], on the CPU for # ms"
+        section("ops without a lowering, which ran on the CPU") == "  2 x aten.cos at [fallback], on the CPU for # ms"
     )
     assert lazytpu.metrics.fallbacks() == {"aten.cos": 2} and lazytpu.metrics.counter("fallback") == 2
 
@@ -1054,9 +1055,9 @@ def test_nothing_to_say() -> None:
 BUDGET = """\
 2 graphs were compiled; lazytpu.config.max_compiles is 1
   at    [use]
-  with  parts from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2,3] and is f32[2,4]: \
+  with  diverges from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2,3] and is f32[2,4]: \
 its dimension 1 changed; `x`, moved to the device at [moved]; type 2 of 2 seen here: f32[2,3], f32[2,4]
-  do    pad it to one of a few sizes, and leave the padding out of the result"""
+  fix   pad it to one of a few sizes, and leave the padding out of the result"""
 
 
 def test_budget_raises_with_the_cause(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1096,7 +1097,7 @@ def logged(device: torch.device, caplog: pytest.LogCaptureFixture, topics: str) 
 
 COMPILED = [
     "compiled graph 1: 3 ops in # s: the first graph ([logged])",
-    "compiled graph 2: 3 ops in # s: parts from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2] "
+    "compiled graph 2: 3 ops in # s: diverges from graph 1 at op 1 aten.sinh, argument 'self': input %p0 was f32[2] "
     "and is f32[3]: its dimension 0 changed; `x`, moved to the device at [log_moved]; type 2 of 2 seen here: "
     "f32[2], f32[3] ([logged])",
 ]
@@ -1306,11 +1307,11 @@ def test_more_ops_before_the_same_cut(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  6 ops, # s: parts from graph 1 at op 5, aten.sinh before the cut: \
+2  6 ops, # s: diverges from graph 1 at op 5, aten.sinh before the cut: \
 the loop `y = sum(x.sinh() for x in xs)` at [comprehended] ran longer
    at   [comprehended]
    was  [same_cut]
-   do   give the loop the same number of turns in every step, or pad"""
+   fix  give the loop the same number of turns in every step, or pad"""
     )
 
 
@@ -1322,9 +1323,9 @@ def test_a_list_of_more_tensors(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  1 ops, # s: parts from graph 1 at op 1 aten.cat, argument 'tensors': was a list of 2 tensors and is one of 3
+2  1 ops, # s: diverges from graph 1 at op 1 aten.cat, argument 'tensors': was a list of 2 tensors and is one of 3
    at   [cat]
-   do   give it as many tensors in every step, or one tensor that holds them all, padded"""
+   fix  give it as many tensors in every step, or one tensor that holds them all, padded"""
     )
 
 
@@ -1339,7 +1340,7 @@ def test_a_graph_after_a_cut_in_the_middle(device: torch.device) -> None:
     assert (
         last()
         == """\
-2  1 ops, # s: parts from graph 1 at a graph that begins with aten.cosh, after a cut in the middle of a step
+2  1 ops, # s: diverges from graph 1 at a graph that begins with aten.cosh, after a cut in the middle of a step
    at   [after_item]
    was  [before_item]"""
     )
@@ -1350,7 +1351,7 @@ def test_a_size_that_depends_on_values(device: torch.device) -> None:
         y = torch.arange(5.0).to(device)
         z = y[y > i].sum()  # [masked]
         lazytpu.mark_step()
-    assert last().endswith("do   its size depends on values: keep all elements and choose with torch.where, or pad it")
+    assert last().endswith("fix  its size depends on values: keep all elements and choose with torch.where, or pad it")
     del z
 
 

@@ -115,7 +115,7 @@ def show(x):
 
 
 @pytest.mark.parametrize(
-    ("function", "line", "what", "remedy"),
+    ("function", "line", "what", "fix"),
     [
         (branch, "if x.sum() > 0:", "control flow depends", "torch.where"),
         (loop, "while x.sum() < 10:", "control flow depends", "torch.while_loop"),
@@ -124,13 +124,13 @@ def show(x):
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_what_cannot_be_one_program_is_named_with_its_line(function, line, what, remedy, device):
+def test_what_cannot_be_one_program_is_named_with_its_line(function, line, what, fix, device):
     with pytest.raises(GraphBreakError, match=what) as caught:
         lazytpu.jit(function)(torch.ones(3).to(device))
     text = str(caught.value)
     assert line in text
     assert "test_jit.py:" in text
-    assert remedy in text
+    assert fix in text
 
 
 def test_a_size_that_depends_on_values_is_refused(device):

@@ -96,7 +96,7 @@ def test_every_use_in_a_forked_child_raises_at_once():
     )
     lines = done.stdout.splitlines()
     assert lines[0] == "the device cannot be used in a forked child process", done.stdout + done.stderr
-    assert lines[1].startswith("  with  process ") and lines[2].startswith("  do    keep to the CPU there")
+    assert lines[1].startswith("  with  process ") and lines[2].startswith("  fix   keep to the CPU there")
     assert lines[3] == "0 [3.0, 3.0] [2.0, 2.0]"  # the parent goes on
 
 

@@ -275,7 +275,7 @@ def test_unsupported_ops_say_what_to_do(device: torch.device, monkeypatch: pytes
         "aten::sin has no lowering and no decomposition\n"
         "  at    test_step.py:N\n"
         "  with  f32[3]\n"
-        '  do    add a rule (docs/how-to/add-an-op) or set lazytpu.config.fallback = "cpu"'
+        '  fix   add a rule (docs/how-to/add-an-op) or set lazytpu.config.fallback = "cpu"'
     )
 
 

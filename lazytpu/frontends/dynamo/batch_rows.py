@@ -68,7 +68,7 @@ def _symbols(node: torch.fx.Node) -> set[Any]:
 def _refusal(problem: str, node: Any = None) -> UnsupportedOpError:
     trace = (node.meta.get("stack_trace") or "").strip().splitlines() if node is not None else []
     line = next((x.strip() for x in reversed(trace) if x.strip().startswith("File ")), "")
-    return UnsupportedOpError(f"the batch cannot be padded: {problem}", at=line, do=_DO)
+    return UnsupportedOpError(f"the batch cannot be padded: {problem}", at=line, fix=_DO)
 
 
 def _touches_rows(node: torch.fx.Node) -> bool:

@@ -178,7 +178,7 @@ class CompiledGraph:
             raise UnsupportedOpError(
                 f"the {self.kind} graph is not one program: {problem}",
                 at=site_of(unknown[0]).describe() if site_of(unknown[0]).file else "",
-                do=_SIZE if dynamic else "add a rule (docs/how-to/add-an-op)",
+                fix=_SIZE if dynamic else "add a rule (docs/how-to/add-an-op)",
             )
         metrics.count("uncompiled_graph")
         warnings.warn(

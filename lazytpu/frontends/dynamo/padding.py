@@ -46,7 +46,7 @@ class PaddedGraph:
         if graph.kind != "inference":
             raise UnsupportedOpError(
                 'options={"pad": ...} is for calls that need no gradient: a loss would count the rows that were added',
-                do="call it under torch.no_grad(), or pad the batches yourself and mask the loss",
+                fix="call it under torch.no_grad(), or pad the batches yourself and mask the loss",
             )
         prove_rows(graph.module)
         self.graph, self.sizes = graph, sizes

@@ -244,7 +244,7 @@ class Program:
             "input",
             f"torch.compile: {self.name} is called with arguments of other types: {types}, ...",
             site,
-            remedy="keep the shapes of batches the same: drop_last=True, or pad the last batch",
+            fix="keep the shapes of batches the same: drop_last=True, or pad the last batch",
         )
 
     def _other_call(self, key: Any, site: Site) -> Cause:
@@ -261,13 +261,13 @@ class Program:
             if was != now
         ]
         if changed:
-            remedy = "nothing: the graph is kept for each setting"
-            return Cause("setting", ", ".join(changed), site, remedy=remedy, known=known)
+            fix = "nothing: the graph is kept for each setting"
+            return Cause("setting", ", ".join(changed), site, fix=fix, known=known)
         return Cause(
             "donation",
             f"other arguments of {self.name} may be overwritten: {list(key[0])} instead of {list(old[0])}",
             site,
-            remedy="share the memory of an argument in every call or in none",
+            fix="share the memory of an argument in every call or in none",
             known=known,
         )
 

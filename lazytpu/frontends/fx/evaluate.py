@@ -264,13 +264,13 @@ def check_functional(node: torch.fx.Node) -> None:
         raise UnsupportedOpError(
             f"{op} writes to its argument, and the graph has to be functional",
             at=site_of(node).describe(),
-            do="functionalize it first, with ExportedProgram.run_decompositions({}) or torch.func.functionalize",
+            fix="functionalize it first, with ExportedProgram.run_decompositions({}) or torch.func.functionalize",
         )
     if not can_lower(op):
         raise UnsupportedOpError(
             f"{op} has no lowering and no decomposition",
             at=site_of(node).describe(),
-            do="add a rule (docs/how-to/add-an-op)",
+            fix="add a rule (docs/how-to/add-an-op)",
         )
 
 

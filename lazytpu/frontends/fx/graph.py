@@ -86,7 +86,7 @@ def subgraph_of(module: torch.fx.GraphModule) -> Subgraph:
     body = Conversion(module, layouts, inner=True)
     if body.written:
         raise UnsupportedOpError(
-            "a branch or the body of a loop writes to its argument", do="return the new value instead"
+            "a branch or the body of a loop writes to its argument", fix="return the new value instead"
         )
     constants = tuple((i, r) for i, r in enumerate(body.results) if type(r) is not Value)
     graph = graph_of(body.last, tuple([r for r in body.results if type(r) is Value]))
@@ -173,7 +173,7 @@ class Conversion:
             raise UnsupportedOpError(
                 f"a branch or the body of a loop holds a tensor of {tuple(found.shape)}",
                 at=self._site.describe(),
-                do="give it as an operand",
+                fix="give it as an operand",
             )
         return self._full(found)
 
@@ -216,7 +216,7 @@ class Conversion:
             raise UnsupportedOpError(
                 f"the size of what {op.name} gives depends on the values of a tensor",
                 at=self._site.describe(),
-                do="use a form of a fixed size: torch.where for x[mask], torch.nonzero_static for torch.nonzero",
+                fix="use a form of a fixed size: torch.where for x[mask], torch.nonzero_static for torch.nonzero",
             ) from error
         return _nested(made.structure, made.values)
 

@@ -69,7 +69,7 @@ def traced(name: str) -> Traced:
     """
     found = _functions.get(name)
     if found is None:
-        raise LazyTPUError(f"this process knows no jax function {name}", do="call it with lazytpu.call_jax first")
+        raise LazyTPUError(f"this process knows no jax function {name}", fix="call it with lazytpu.call_jax first")
     return found
 
 

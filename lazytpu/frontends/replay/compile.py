@@ -214,7 +214,7 @@ class CompiledStep:
             raise ReplayError(
                 f"{self._name} is not what was replayed in the last {kind.replays} calls",
                 given=problem,
-                do="make what changes an argument, or a tensor of the device that the function updates",
+                fix="make what changes an argument, or a tensor of the device that the function updates",
             )
         kind.replays += 1
         metrics.count("verified")

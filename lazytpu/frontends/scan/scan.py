@@ -156,7 +156,7 @@ class _Turn:
                 raise LazyTPUError(
                     "scan_layers: a layer writes to a parameter, a buffer or an argument",
                     at=_place(storage.value.node),
-                    do="use layers without such buffers (layer norm for batch norm), or a plain loop",
+                    fix="use layers without such buffers (layer norm for batch norm), or a plain loop",
                 )
 
 
@@ -190,7 +190,7 @@ def _check_leaves(result: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
             raise LazyTPUError(
                 f"scan_layers: a layer uses a tensor of {tuple(variable.shape)} "
                 "that needs a gradient and is not its own",
-                do="give it as a further argument of scan_layers",
+                fix="give it as a further argument of scan_layers",
             )
         waiting += [f for f, _ in function.next_functions]
 
@@ -225,7 +225,7 @@ def _apart() -> Iterator[list[Any]]:
         if collecting:
             gc.enable()
     if changed:
-        raise LazyTPUError("scan_layers: a layer writes to a tensor that is not its own", do="use a plain loop")
+        raise LazyTPUError("scan_layers: a layer writes to a tensor that is not its own", fix="use a plain loop")
 
 
 def _check_alive(left: Sequence[Any]) -> None:
@@ -242,7 +242,7 @@ def _check_alive(left: Sequence[Any]) -> None:
         raise LazyTPUError(
             "scan_layers: a layer keeps a tensor, or writes to one that is not its own",
             given=repr(kept[0].layout),
-            do="use a plain loop",
+            fix="use a plain loop",
         )
 
 
