@@ -1,4 +1,4 @@
-"""The commands of ``python -m lazytpu``, put together."""
+"""Put the commands of ``python -m lazytpu`` together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ app.command("run-package")(run_package.run_package)
 
 
 def main() -> None:
-    """Runs the command that ``sys.argv`` names, and ends the process with its exit code."""
+    """Run the command that ``sys.argv`` names, and end the process with its exit code."""
     try:
         app(prog_name=PROGRAM)
     except SystemExit as done:

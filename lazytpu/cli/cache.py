@@ -1,4 +1,4 @@
-"""``cache``: what the disk cache holds, and emptying it."""
+"""``cache``: show or empty the disk cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = Fal
     programs = f"{found.files:,} program{'' if found.files == 1 else 's'}"
     typer.echo(f"holds    {programs}, {size(found.bytes)} of {size(found.limit_bytes)}")
     if found.problem:
-        typer.echo(f"not used because {found.problem}")
+        typer.echo(f"disabled {found.problem}")
 
 
 @app.command()
@@ -35,6 +35,6 @@ def clear() -> None:
     try:
         deleted = store.clear()
     except (OSError, RuntimeError) as error:
-        typer.echo(f"the disk cache cannot be emptied: {error}", err=True)
+        typer.echo(f"cannot empty the disk cache: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"deleted {deleted} program{'' if deleted == 1 else 's'}")

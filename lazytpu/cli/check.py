@@ -1,4 +1,4 @@
-"""``check``: what of a script of another system works here."""
+"""``check``: list what of a script for another system works here."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def check(
     all_names: Annotated[bool, typer.Option("--all", help="Also list the names that work as they are.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """List what of a torch_xla, torch_tpu or torch_mlu script will and will not work here.
+    """List which names of a torch_xla, torch_tpu or torch_mlu script work here, and which do not.
 
-    Of a TensorFlow script it lists what to write instead of each name.
+    For a TensorFlow script, list what to write instead of each name.
 
-    The exit code is 1 when something is lacking, and 2 when the script cannot be read.
+    The exit code is 1 when something is missing, and 2 when the script cannot be read.
     """
     try:
         findings = checker.check_script(script)

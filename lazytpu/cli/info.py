@@ -1,4 +1,4 @@
-"""``info``: versions, devices, caches and environment."""
+"""``info``: show versions, devices, caches and environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -20,7 +20,7 @@ from lazytpu.runtime.disk_cache import store
 
 _PACKAGES = "torch jax jaxlib numpy torchvision libtpu jax-cuda12-plugin jax-cuda13-plugin torch_xla typer rich jinja2"
 _VARIABLES = ("LAZYTPU_", "JAX_", "XLA_", "LIBTPU_", "TPU_", "PJRT_", "CUDA_VISIBLE", "TF_CPP_", "OMP_NUM", "MALLOC_")
-# Names of variables that may hold a secret: shown as set, without the value.
+# Variables whose names contain one of these may hold a secret: they are shown as set, without the value.
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
@@ -37,8 +37,8 @@ def info(
         out.print(tables.table([section, ""], [[name, str(value)] for name, value in rows.items()], left=2))
 
 
-def collect() -> dict[str, dict[str, Any]]:
-    """Section to names and values."""
+def collect() -> dict[str, dict[str, object]]:
+    """Return the values by section and name."""
     return {
         "versions": {"lazytpu": lazytpu.__version__, "python": sys.version.split()[0], **_versions()},
         "machine": {
@@ -48,8 +48,8 @@ def collect() -> dict[str, dict[str, Any]]:
         },
         "device": _device(),
         "caches": _caches(),
-        "settings that are not the default": _settings(),
-        "environment": _environment(),
+        "settings other than the default": _settings(),
+        "environment": {**_environment()},
     }
 
 
@@ -71,10 +71,10 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _device() -> dict[str, Any]:
+def _device() -> dict[str, object]:
     try:
         device = client.device()
-    except RuntimeError as error:  # what a broken driver says is what the report is for
+    except RuntimeError as error:  # a broken driver is what the report is for
         return {"name": str(lazytpu.device()), "error": str(error)}
     return {
         "name": str(lazytpu.device()),
@@ -87,19 +87,19 @@ def _device() -> dict[str, Any]:
     }
 
 
-def _caches() -> dict[str, Any]:
+def _caches() -> dict[str, object]:
     disk = store.info()
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "disk cache": disk.folder if disk.enabled else "off",
-        "programs in it": f"{disk.files:,}, {tables.size(disk.bytes)} of at most {tables.size(disk.limit_bytes)}",
-        "executables kept in memory": f"at most {lazytpu.config.max_executables:,}",
+        "programs in the disk cache": f"{disk.files:,}, {tables.size(disk.bytes)} of {tables.size(disk.limit_bytes)}",
+        "executables in memory": f"at most {lazytpu.config.max_executables:,}",
     }
     if disk.problem:
         found["problem of the disk cache"] = disk.problem
     return found
 
 
-def _settings() -> dict[str, Any]:
+def _settings() -> dict[str, object]:
     default = type(lazytpu.config)()
     names = [n for n in default.__slots__ if getattr(lazytpu.config, n) != getattr(default, n)]
     return {name: getattr(lazytpu.config, name) for name in names}

@@ -1,4 +1,4 @@
-"""``inspect``: the graphs of a dump as tables in the terminal."""
+"""``inspect``: show the graphs of a dump as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR|FILE", help="A dump, one of its graphs, a file in that, a file of steps, or a package."
+            metavar="DIR|FILE", help="A dump, a graph of it, a file of a graph, a file of steps, or a package."
         ),
     ],
     graph: Annotated[int | None, typer.Option("-g", "--graph", metavar="N", help="Only graph N, in full.")] = None,
     diff: Annotated[
-        tuple[int, int] | None, typer.Option(metavar="A B", help="How graph B differs from graph A.")
+        tuple[int, int] | None, typer.Option(metavar="A B", help="Show how graph B differs from graph A.")
     ] = None,
     passes: Annotated[
-        bool, typer.Option("--passes", help="XLA's passes, with instructions before and after (`run --passes`).")
+        bool, typer.Option("--passes", help="Show XLA's passes, with instructions before and after (`run --passes`).")
     ] = False,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many rows the tables of costs have.")] = 15,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Number of rows of the cost tables.")] = 15,
 ) -> None:
-    """Show what a dump (`run --dump DIR`) holds: its graphs, what they cost, and how two of them differ.
+    """Show the graphs of a dump (`run --dump DIR`), their costs, and how two of them differ.
 
-    Without options a dump is listed, a graph is shown in full, a file of steps (run --metrics FILE) is a table, and any
-    other file is printed with colours.
+    Without options, a dump is listed, a graph is shown in full, a file of steps (run --metrics FILE) is shown as a
+    table, and any other file is printed with colors.
     """
     try:
         _inspect(path, graph, diff, passes, top)

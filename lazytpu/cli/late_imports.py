@@ -1,7 +1,7 @@
-"""Another package's import that shows only while the script runs: by a plugin, a pickle, a name put together.
+"""Catch imports of a package with a shim that only running the script shows: by a plugin, a pickle, a computed name.
 
-The device's name is fixed by then.  As long as the device has not been used, the script is started again with
-the name it expects; afterwards the device keeps its name, and a warning says so.
+The device's name is fixed by then.  As long as the device has not been used, the script starts again with the name that
+it expects; afterwards the device keeps its name, and a warning says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 
 import lazytpu
-from lazytpu.cli import imports, shims
+from lazytpu.cli import shims
 from lazytpu.config import config
 from lazytpu.ir.tree import trace
 
@@ -25,54 +25,51 @@ _OURS = os.path.dirname(os.path.realpath(lazytpu.__file__)) + os.sep
 
 
 class Watch(importlib.abc.MetaPathFinder):
-    """Waits for imports of packages that have a stand-in, by the script's own modules.
+    """Waits for imports of packages that have a shim, by the script's own modules.
 
     A library that asks whether such a package is installed is told that it is not, as without lazytpu.
-
-    Attributes:
-        waiting: package to layer, those that are not installed yet.
     """
 
-    def __init__(self, known: list[shims.Layer], places: list[str]) -> None:
-        self.waiting = {name: layer for name, layer in shims.LAYERS.items() if layer not in known}
-        self._places, self._process = places, os.getpid()
+    def __init__(self, known: list[shims.Shim], folders: list[str]) -> None:
+        self._waiting = {name: shim for name, shim in shims.SHIMS.items() if shim not in known}
+        self._folders, self._process = folders, os.getpid()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        layer = self.waiting.get(name.partition(".")[0])
-        asks = _who_asks() if layer is not None else None
-        if layer is None or not (asks is None or imports.is_own(asks.f_code.co_filename, self._places)):
+        shim = self._waiting.get(name.partition(".")[0])
+        importer = _importer() if shim is not None else None
+        if shim is None or not (importer is None or shims.is_own(importer.f_code.co_filename, self._folders)):
             return None
-        where = f"{os.path.basename(asks.f_code.co_filename)}:{asks.f_lineno}" if asks else self._places[0]
-        self._name_device(layer, where)
-        del self.waiting[layer.package]
-        shims.install([layer])
+        at = f"{os.path.basename(importer.f_code.co_filename)}:{importer.f_lineno}" if importer else self._folders[0]
+        self._name_device(shim, at)
+        del self._waiting[shim.package]
+        shims.install([shim])
         found = (f.find_spec(name, path, target) for f in list(sys.meta_path) if f is not self)
         return next((spec for spec in found if spec is not None), None)
 
-    def _name_device(self, layer: shims.Layer, where: str) -> None:
-        """Starts the script again with the device's right name, or says why the name stays."""
-        if not shims.wants_another_name([layer]):
+    def _name_device(self, shim: shims.Shim, at: str) -> None:
+        """Start the script again with the device's right name, or say why the name stays."""
+        if not shims.wants_another_name([shim]):
             return
-        here = os.getpid() == self._process and threading.current_thread() is threading.main_thread()
-        spare = f"run it with --compat {layer.package} to have it called {layer.device_name} from the start"
-        if here and not lazytpu.metrics.counters() and not trace.cursor.depth:
-            print(f"lazytpu run: {where} imports {layer.package}; starting again; {spare}", file=sys.stderr)
-            shims.rename_device([layer])
+        in_main = os.getpid() == self._process and threading.current_thread() is threading.main_thread()
+        fix = f"use --compat {shim.package} to call it {shim.device_name} from the start"
+        if in_main and not lazytpu.metrics.counters() and not trace.cursor.depth:
+            print(f"lazytpu run: {at} imports {shim.package}; starting the script again; {fix}", file=sys.stderr)
+            shims.rename_device([shim])
         print(
-            f"lazytpu run: {where} imports {layer.package}; the device stays {config.device_name} by now; {spare}",
+            f"lazytpu run: {at} imports {shim.package}; the device is in use and stays {config.device_name}; {fix}",
             file=sys.stderr,
         )
 
 
-def watch(known: list[shims.Layer], target: str, is_module: bool) -> None:
-    """Waits for imports of the packages that are not among those known to be needed."""
-    sys.meta_path.insert(0, Watch(known, imports.places_of(target, is_module)))
+def watch(known: list[shims.Shim], target: str, is_module: bool) -> None:
+    """Wait for imports of the packages whose shims are not known to be needed."""
+    sys.meta_path.insert(0, Watch(known, shims.own_folders(target, is_module)))
 
 
-def _who_asks() -> FrameType | None:
-    """The frame of the innermost code that belongs neither to Python, nor to lazytpu, nor to a string."""
+def _importer() -> FrameType | None:
+    """Return the innermost frame whose code belongs neither to Python, nor to lazytpu, nor to a string."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename

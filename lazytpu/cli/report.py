@@ -1,4 +1,4 @@
-"""``report``: a dump as one HTML page."""
+"""``report``: write a dump as one HTML page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lazytpu.debug.report import write_report
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A dump: what `run --dump DIR` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A dump, written by `run --dump DIR`.")],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FILE", help="The page to write; DIR/report.html by default.")
     ] = None,
@@ -26,7 +26,7 @@ def report(
 ) -> None:
     """Write one HTML page about a dump (`run --dump DIR`): steps, graphs, costs, recompiles, code.
 
-    The page holds all it needs, and loads nothing from a network.
+    The page is complete: it loads nothing from the network.
     """
     try:
         dump = open_dump(folder)

@@ -1,22 +1,21 @@
-"""``run``: a script on the device, as ``python SCRIPT`` would run it."""
+"""``run``: run a script on the device, as ``python SCRIPT`` would."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import runpy
 import sys
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import lazytpu
 from lazytpu.cli import late_imports, shims, spawned
+from lazytpu.debug import profiler
 from lazytpu.debug.passes import FLAGS
 from lazytpu.ir.tree import trace
 
@@ -26,7 +25,7 @@ SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 @dataclass
 class Script:
-    """What to run.
+    """A script to run.
 
     Attributes:
         target: a file, a folder or zip with ``__main__.py``, or the name of a module.
@@ -34,7 +33,7 @@ class Script:
         is_module: whether ``target`` is a module's name.
         explain: whether to print `lazytpu.explain` at the end.
         profile: folder for a profile, empty for none.
-        layers: compatibility layers to install first.
+        needed: shims to install first.
     """
 
     target: str
@@ -42,20 +41,20 @@ class Script:
     is_module: bool = False
     explain: bool = False
     profile: str = ""
-    layers: list[shims.Layer] = field(default_factory=list)
+    needed: list[shims.Shim] = field(default_factory=list)
 
     def execute(self) -> int:
-        """Runs the script as ``__main__``; returns an exit code unless the script raises."""
+        """Run the script as ``__main__``; return an exit code unless the script raises."""
         if not self.is_module and not os.path.exists(self.target):
             print(f"{sys.executable}: can't open file {self.target!r}: no such file", file=sys.stderr)
             return 2
-        shims.install(self.layers)
-        late_imports.watch(self.layers, self.target, self.is_module)
-        spawned.teach(self.layers)
+        shims.install(self.needed)
+        late_imports.watch(self.needed, self.target, self.is_module)
+        spawned.prepare_workers(self.needed)
         sys.argv = [self.target, *self.arguments]
         _hide_own_frames()
         ended: SystemExit | None = None
-        with _profiled(self.profile) if self.profile else nullcontext():
+        with profiler.trace(self.profile) if self.profile else nullcontext():
             try:
                 try:
                     self._run()
@@ -63,7 +62,7 @@ class Script:
                     if end.code:
                         raise
                     ended = end
-                if trace.cursor.depth:  # what the script left pending
+                if trace.cursor.depth:  # the script left a graph pending
                     lazytpu.mark_step()
             finally:
                 if self.explain:
@@ -98,7 +97,7 @@ def run(
         bool, typer.Option("--passes", help="With --dump: also XLA's HLO after each of its passes (large).")
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say at the end why each graph was compiled and what forced each cut.")
+        bool, typer.Option("--explain", help="Print at the end why each graph was compiled and what forced each cut.")
     ] = False,
     profile: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a profile for TensorBoard, XProf or Perfetto there.")
@@ -109,21 +108,21 @@ def run(
     compat: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PACKAGE", help=f"Stand in for PACKAGE ({', '.join(shims.LAYERS)}); found by itself from imports."
+            metavar="PACKAGE",
+            help=f"Install the shim for PACKAGE ({', '.join(shims.SHIMS)}); by default, those it imports.",
         ),
     ] = None,
 ) -> None:
     """Run a script on the device, as `python SCRIPT ARGS` would.
 
-    The step that is pending when the script ends is run, too. Options of lazytpu stand before SCRIPT, those of the
-    script after it. A script that imports `torch_xla`, `torch_mlu` or `torch_tpu` gets lazytpu's stand-in for it.
+    The step that is pending when the script ends runs too. Options of lazytpu come before SCRIPT, those of the script
+    after it. A script that imports `torch_xla`, `torch_mlu` or `torch_tpu` gets lazytpu's shim for it.
     """
     global chosen
-    unknown = sorted(set(compat or ()) - shims.LAYERS.keys())
+    unknown = sorted(set(compat or ()) - shims.SHIMS.keys())
     if unknown:
-        raise typer.BadParameter(f"no layer for {', '.join(unknown)}", param_hint="--compat")
-    needed = [shims.LAYERS[name] for name in compat or ()]
-    needed = shims.available(needed or shims.layers_of(script, module))
+        raise typer.BadParameter(f"there is no shim for {', '.join(unknown)}", param_hint="--compat")
+    needed = [shims.SHIMS[name] for name in compat or ()] or shims.needed_by(script, module)
     shims.rename_device(needed)
     if dump is not None:
         lazytpu.config.dump = str(dump)
@@ -135,7 +134,7 @@ def run(
 
 
 def _dump_passes(dump: Path | None) -> None:
-    """Makes XLA write its own dump; it reads its flags when the first program is compiled."""
+    """Make XLA write its own dump; it reads its flags when it compiles the first program."""
     if dump is None:
         raise typer.BadParameter("needs --dump", param_hint="--passes")
     flags = FLAGS.format(folder=(dump / "passes").absolute())
@@ -143,7 +142,7 @@ def _dump_passes(dump: Path | None) -> None:
 
 
 def _run_file(path: str) -> None:
-    """Runs a file in a new ``__main__``, which stays, as threads and exit handlers may still need it."""
+    """Run a file in a new ``__main__``, which stays, as threads and exit handlers may still need it."""
     full = os.path.abspath(path)
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
@@ -154,21 +153,15 @@ def _run_file(path: str) -> None:
     exec(code, main.__dict__)
 
 
-@contextmanager
-def _profiled(folder: str) -> Iterator[None]:
-    with importlib.import_module("lazytpu.debug.profiler").trace(folder):
-        yield
-
-
 def _hide_own_frames() -> None:
-    """Makes uncaught exceptions begin at the script's frame, as with ``python SCRIPT``."""
+    """Make tracebacks begin at the script's frame, as with ``python SCRIPT``."""
     shown = sys.excepthook
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
-    def show(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> Any:
+    def show(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
         rest = frames
         while rest is not None and rest.tb_frame.f_code.co_filename.startswith((ours, "<frozen runpy>")):
             rest = rest.tb_next
-        return shown(kind, error.with_traceback(rest), rest)
+        shown(kind, error.with_traceback(rest), rest)
 
     sys.excepthook = show

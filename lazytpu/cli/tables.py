@@ -1,18 +1,18 @@
-"""What the commands print: tables of a dump, for a terminal of any width."""
+"""Print the tables of a dump, for a terminal of any width."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from lazytpu.debug.folder import Dump, DumpedGraph
+from rich import box
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from lazytpu.debug.folder import Dump, DumpedGraph, JsonObject
 from lazytpu.debug.passes import START, Pass
 from lazytpu.observe.metrics_tables import Step, steps_table
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 _LANGUAGES = {
     ".json": "json",
@@ -26,7 +26,7 @@ _LANGUAGES = {
 
 
 def amount(number: float) -> str:
-    """``1.23 M``: three digits and a prefix."""
+    """Return ``1.23 M``: three digits and a prefix."""
     for unit in ("", " K", " M", " G", " T", " P"):
         if abs(number) < 1000:
             return f"{number:.0f}" if not unit else f"{number:.3g}{unit}" if number < 999.5 else f"{number:.0f}{unit}"
@@ -35,24 +35,19 @@ def amount(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """``1.23 MB``."""
+    """Return ``1.23 MB``."""
     text = amount(number)
     return f"{text}B" if " " in text else f"{text} B"
 
 
 def console() -> Console:
-    """Where to print; wide enough to keep columns apart when it is no terminal."""
-    from rich.console import Console
-
+    """Return where to print; wide enough for all columns where it is no terminal."""
     made = Console(highlight=False)
     return made if made.is_terminal else Console(highlight=False, width=120)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", left: int = 1) -> Table:
-    """A table whose first ``left`` columns are text and the others numbers."""
-    from rich import box
-    from rich.table import Table
-
+    """Return a table whose first ``left`` columns are text and the others numbers."""
     made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
     for i, head in enumerate(heads):
         if i < left:
@@ -65,7 +60,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", 
 
 
 def show_dump(dump: Dump) -> None:
-    """The list of graphs, and what forced cuts."""
+    """Print the list of graphs, and what forced cuts."""
     out = console()
     about = dump.manifest
     versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
@@ -82,7 +77,7 @@ def show_dump(dump: Dump) -> None:
 
 
 def _show_tallies(out: Console, dump: Dump) -> None:
-    names = {"cuts": "cuts that were forced", "fallbacks": "ops that ran on the CPU"}
+    names = {"cuts": "forced cuts", "fallbacks": "ops that ran on the CPU"}
     for kind, title in names.items():
         rows = [
             [row["what"], row["line"], str(row["count"]), f"{1e3 * row['seconds']:.1f}"]
@@ -93,7 +88,7 @@ def _show_tallies(out: Console, dump: Dump) -> None:
 
 
 def show_graph(dump: Dump, graph: DumpedGraph, top: int) -> None:
-    """One graph: why it was compiled, what it costs, its memory and what is missing of it."""
+    """Print one graph: why it was compiled, its costs, its memory and its missing files."""
     out = console()
     m = graph.manifest
     out.print(f"[bold]{graph.name}[/]  {m['ops']} ops, {m['inputs']} inputs, {m['outputs']} outputs")
@@ -109,17 +104,17 @@ def show_graph(dump: Dump, graph: DumpedGraph, top: int) -> None:
         [f"{op['name']} {op['op']}", _place(op), amount(op["flops"]), _share(op["flops"], cost.get("flops", 0)),
          size(op["bytes"])] for op in ops if op["flops"]
     ]  # fmt: skip
-    out.print(table(["costliest ops", "line and module", "FLOPs", "%", "bytes"], rows, left=2))
+    out.print(table(["most expensive ops", "line and module", "FLOPs", "%", "bytes"], rows, left=2))
     memory = graph.table("memory.json")
     rows = [[name.removesuffix("_bytes"), size(n)] for name, n in memory.items() if name.endswith("_bytes")]
     out.print(table(["memory", "bytes"], rows))
     if "xla" in cost and cost["xla"]:
-        out.print(f"XLA counts {amount(cost['xla'].get('flops', 0))} FLOPs (the body of a loop once)")
+        out.print(f"XLA's count: {amount(cost['xla'].get('flops', 0))} FLOPs (the body of a loop once)")
     for file, reason in m.get("missing", {}).items():
         out.print(f"[dim]no {file}: {reason}[/]")
 
 
-def _cost_row(name: str, row: dict[str, Any], total: int) -> list[str]:
+def _cost_row(name: str, row: JsonObject, total: int) -> list[str]:
     return [name, str(row["count"]), amount(row["flops"]), _share(row["flops"], total), size(row["bytes"])]
 
 
@@ -127,15 +122,13 @@ def _share(part: float, total: float) -> str:
     return f"{100 * part / total:.1f}" if total else "-"
 
 
-def _place(op: dict[str, Any]) -> str:
+def _place(op: JsonObject) -> str:
     words = [f"{Path(op['file']).name}:{op['line']}" if op["file"] else "?", op["module"]]
     return "  ".join(filter(None, words)) + (" (backward)" if op["backward"] else "")
 
 
 def show_diff(old: DumpedGraph, new: DumpedGraph, text: str) -> None:
-    """How two graphs differ: sums, ops and the text."""
-    from rich.syntax import Syntax
-
+    """Print how two graphs differ: totals, ops and the text."""
     out = console()
     rows = []
     for field in ("ops", "inputs", "outputs", "flops", "bytes"):
@@ -154,7 +147,7 @@ def show_diff(old: DumpedGraph, new: DumpedGraph, text: str) -> None:
 
 
 def show_passes(graph: DumpedGraph, found: Sequence[Pass]) -> None:
-    """The passes that changed a program."""
+    """Print the passes that changed a program."""
     shown = [p for i, p in enumerate(found) if i == 0 or p.name != START]
     rows = [[p.name, p.pipeline, str(p.before), str(p.after), f"{p.after - p.before:+}"] for p in shown]
     heads = ["pass", "pipeline", "before", "after", "change"]
@@ -162,16 +155,14 @@ def show_passes(graph: DumpedGraph, found: Sequence[Pass]) -> None:
 
 
 def show_steps(path: Path, steps: Sequence[Step]) -> None:
-    """What the steps in a file cost."""
+    """Print what the steps in a file cost."""
     out = console()
     out.print(f"[bold]{path}[/]  {len(steps)} step{'s' * (len(steps) != 1)}")
     out.print(steps_table(steps))
 
 
 def show_file(path: Path) -> None:
-    """A file with colours."""
-    from rich.syntax import Syntax
-
+    """Print a file with colors."""
     language = (
         "diff" if path.name == "diff.txt" else _LANGUAGES.get(path.suffix, "llvm" if path.suffix == ".txt" else "")
     )

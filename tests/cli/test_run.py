@@ -1,11 +1,10 @@
-"""The runner calls the device as a script's package does, however the script comes to import it."""
+"""`run` finds the shims that a script needs, however it imports the package, and names the device to match."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,40 +12,29 @@ import pytest
 from lazytpu.cli import shims
 
 ROOT = Path(__file__).parents[2]
+TORCH_XLA = shims.SHIMS["torch_xla"]
 USES = "import torch_xla.core.xla_model as xm\nprint(xm.xla_device())\n"
 
-# What is written out is found before the script runs.
-SEEN = {
-    "run_path": 'import runpy\nrunpy.run_path("uses.py")',
-    "run_path below": 'import runpy, os\nrunpy.run_path(os.path.join(os.path.dirname(__file__), "uses.py"))',
-    "f-string": 'import runpy, os\nrunpy.run_path(f"{os.path.dirname(os.path.abspath(__file__))}/uses.py")',
-    "run_module": 'import runpy\nrunpy.run_module("uses")',
-    "import_module": 'import importlib\nimportlib.import_module("uses")',
-    "exec of a file": 'exec(open("uses.py").read())',
-    "exec of text": 'exec("import torch_xla")',
-    "by its name": '__import__("torch_xla.core.xla_model")',
-    "a package": "import package.inner.train",
+# Import statements are found before the script runs.
+STATEMENTS = {
+    "import": "import torch, torch_xla.core.xla_model as xm",
+    "in a function": "def f():\n    from torch_xla import runtime",
+    "module beside it": "import json, no_such_module, uses",
+    "package": "import package.inner.train",
     "from a package": "from package.inner import train",
     "relative": "from package import another",
+    "folder of the name of an import": "import data\nimport torch_xla",
 }
-# What is put together shows when it runs.
-LATE = {
-    "import_module": 'import importlib\nimportlib.import_module("".join(["us", "es"]))',
-    "exec": 'exec("import " + "torch_xla as x; print(x.device())")',
-    "in a try": 'try:\n    x = __import__("torch_" + "xla")\n    print(x.device())\nexcept ImportError:\n    pass',
-    "asked for": 'import importlib.util\nif importlib.util.find_spec("torch_" + "xla"):\n'
-    '    print(__import__("torch_" + "xla").device())',
-    "elsewhere": 'import os, sys, importlib\nsys.path.insert(0, os.getcwd())\nos.chdir("package")\n'
-    'importlib.import_module("".join(["us", "es"]))',
-}
+OTHERS = ["import torch, torch_xlarge\n'import torch_xla'\n", "not python (", "from . import torch_xla"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    inner = tmp_path / "package" / "inner"
-    inner.mkdir(parents=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "package" / "inner").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
     files = {
         "uses.py": USES,
+        "computed.py": "exec('import ' + 'torch_xla as x; print(x.device())')\n",
         "package/__init__.py": "",
         "package/another.py": "from .inner import train",
         "package/inner/__init__.py": "",
@@ -56,34 +44,48 @@ def folder(tmp_path: Path) -> Path:
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("how", SEEN)
-def test_what_is_written_out_is_found_before(how: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "script.py").write_text(SEEN[how])
-    assert [layer.package for layer in shims.layers_of("script.py")] == ["torch_xla"]
+@pytest.mark.parametrize("text", STATEMENTS.values(), ids=STATEMENTS)
+def test_import_statements_are_found_before_the_script_runs(text: str, folder: Path) -> None:
+    (folder / "script.py").write_text(text)
+    assert shims.needed_by("script.py") == [TORCH_XLA]
 
 
-def test_modules_folders_and_zips_are_read_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    with zipfile.ZipFile("packed.zip", "w") as file:
-        file.write("uses.py", "__main__.py")
-    (folder / "plain.py").write_text("import json, no_such_module\nfrom . import torch_xla\nx = 'uses.py'\n")
-    wanted = [shims.LAYERS["torch_xla"]]
-    assert shims.layers_of("package.inner.train", is_module=True) == wanted
-    assert shims.layers_of("package", is_module=True) == wanted
-    assert shims.layers_of("packed.zip") == wanted
-    assert shims.layers_of("package") == wanted
-    assert shims.layers_of("plain.py") == shims.layers_of("json.tool", is_module=True) == []
+@pytest.mark.parametrize("text", OTHERS)
+def test_other_scripts_need_no_shim(text: str, folder: Path) -> None:
+    (folder / "script.py").write_text(text)
+    assert shims.needed_by("script.py") == []
 
 
-def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def test_modules_and_folders_are_read_too(folder: Path) -> None:
+    assert shims.needed_by("package.inner.train", is_module=True) == [TORCH_XLA]
+    assert shims.needed_by("package", is_module=True) == shims.needed_by("package") == [TORCH_XLA]
+    assert shims.needed_by("json.tool", is_module=True) == []
+
+
+def test_the_process_starts_again_under_the_name_that_a_shim_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[object, ...]] = []
+    monkeypatch.setattr(shims.os, "execve", lambda *a: started.append(a))
+    monkeypatch.setattr(shims, "_environment", {"HOME": "/"})  # as the process was started
+    shims.rename_device([])
+    assert started == []
+    shims.rename_device([shims.SHIMS["torch_mlu"]])
+    assert started == [
+        (sys.executable, [sys.executable, *sys.orig_argv[1:]], {"HOME": "/", "LAZYTPU_DEVICE_NAME": "mlu"})
+    ]
+    monkeypatch.setitem(shims._environment, "LAZYTPU_DEVICE_NAME", "tpu")  # the user's choice stays
+    shims.rename_device([shims.SHIMS["torch_mlu"]])
+    assert len(started) == 1
+
+
+def run(script: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "script.py").write_text(script)
     variables = {name: value for name, value in os.environ.items() if name != "LAZYTPU_DEVICE_NAME"}
     return subprocess.run(
-        [sys.executable, "-m", "lazytpu", "run", "script.py"],
+        [sys.executable, "-m", "lazytpu", "run", *(options or ("script.py",))],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -91,32 +93,38 @@ def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("how", LATE if "LAZYTPU_TEST_SAMPLES" in os.environ else [*LATE][:2])
-def test_what_shows_late_starts_the_script_again(how: str, folder: Path) -> None:
-    done = run(LATE[how], folder)
+def test_an_import_by_a_computed_name_starts_the_script_again(folder: Path) -> None:
+    done = run('import importlib\nimportlib.import_module("".join(["comp", "uted"]))', folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "xla:0\n"
-    assert "imports torch_xla; starting again; run it with --compat torch_xla" in done.stderr
+    assert "imports torch_xla; starting the script again; use --compat torch_xla" in done.stderr
 
 
-def test_a_device_in_use_keeps_its_name(folder: Path) -> None:
-    script = (
-        'import torch\nx = torch.ones(2, device="tpu")\nprint(__import__("torch_" + "xla").device(), x.sum().item())'
-    )
-    done = run(script, folder)
-    assert done.stdout == "tpu:0 2.0\n", done.stderr
-    assert "script.py:3 imports torch_xla; the device stays tpu" in done.stderr
+LIBRARY = """
+import importlib.util
+found = importlib.util.find_spec('torch_xla')
+try:
+    import torch_xla
+except ImportError:
+    print('not installed')
+"""
+SCRIPT = """
+import sys, torch
+sys.path += ["env/site-packages"]
+import library
+print(library.found)
+x = torch.ones(2, device="tpu")
+print(__import__("torch_" + "xla").device(), x.sum().item())
+"""
 
 
-def test_a_library_that_asks_is_told_no(folder: Path) -> None:
+def test_a_library_finds_no_shim_and_a_device_in_use_keeps_its_name(folder: Path) -> None:
     library = folder / "env" / "site-packages" / "library.py"
     library.parent.mkdir(parents=True)
-    library.write_text(
-        "import importlib.util\nfound = importlib.util.find_spec('torch_xla')\n"
-        "try:\n    import torch_xla\nexcept ImportError:\n    print('none')\n"
-    )
-    done = run('import sys, torch\nsys.path += ["env/site-packages"]\nimport library\nprint(library.found)\n', folder)
-    assert (done.stdout, done.stderr) == ("none\nNone\n", "")
+    library.write_text(LIBRARY)
+    done = run(SCRIPT, folder)
+    assert done.stdout == "not installed\nNone\ntpu:0 2.0\n", done.stderr
+    assert "script.py:7 imports torch_xla; the device is in use and stays tpu" in done.stderr
 
 
 WORKERS = """
@@ -138,14 +146,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("options", [["script.py"], ["-m", "script"]], ids=["file", "module"])
-def test_workers_that_start_anew_know_the_stand_ins(options: list[str], tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(WORKERS)
-    done = subprocess.run(
-        [sys.executable, "-m", "lazytpu", "run", *options, "--own", "1"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+def test_spawned_workers_know_the_shims(options: list[str], folder: Path) -> None:
+    done = run(WORKERS, folder, *options, "--own", "1")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[2.0, 10.0] ['--own', '1']\n"
