@@ -75,7 +75,7 @@ def statuses() -> dict[str, str]:
     order = [*HEADINGS, "fallback"]
     found: dict[str, str] = {}
     for full in torch._C._dispatch_get_all_op_names():
-        overload = sys.modules["lazytpu.device"]._device_overload(full)
+        overload = sys.modules["lazytpu.dispatch.registration"]._device_overload(full)
         if overload is not None:
             name = overload._schema.name.removeprefix("aten::")
             found[name] = min(found.get(name, "fallback"), status_of(overload), key=order.index)
@@ -127,7 +127,7 @@ class KnownTable(SphinxDirective):
 
 
 def _op_status() -> Any:
-    path = Path(__file__).parents[2] / "tests" / "op_status.py"
+    path = Path(__file__).parents[2] / "tests" / "support" / "op_status.py"
     spec = importlib.util.spec_from_file_location("op_status", path)
     assert spec is not None and spec.loader is not None
     module: ModuleType = importlib.util.module_from_spec(spec)
