@@ -1,6 +1,6 @@
-"""The directive ``compat-table PACKAGE``: every name of a stand-in, read from its modules, and what is lacking.
+"""The directive ``compat-table PACKAGE``: every name of a shim, read from its modules, and what is missing.
 
-Of a package without a stand-in (tensorflow): what to write for each name.
+For a package without a shim (tensorflow): what to write for each name.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class CompatTable(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         modules: dict[str, list[list[str]]] = {}
-        stands_in = self.arguments[0] in PACKAGES
+        has_shim = self.arguments[0] in PACKAGES
         for full, verdict, doc, advice in checker.names_of(self.arguments[0]):
             module, _, name = full.rpartition(".")
-            if not stands_in:
-                modules.setdefault(module, []).append([name, advice])
+            if not has_shim:
+                modules.setdefault(module, []).append([name, advice.removeprefix("use instead: ")])
             elif verdict == checker.LACKS:
-                modules.setdefault("Not there", []).append([full, f"use instead: {advice}"])
+                modules.setdefault("Missing", []).append([full, advice])
             else:
                 differs = f" Different: {advice}." if advice else ""
                 modules.setdefault(module, []).append([name, doc.replace("`", "") + differs])
         made: list[nodes.Node] = []
-        for module, rows in sorted(modules.items(), key=lambda entry: (entry[0] == "Not there", entry[0])):
+        for module, rows in sorted(modules.items(), key=lambda entry: (entry[0] == "Missing", entry[0])):
             made += [nodes.rubric("", module), _table(rows)]
         return made
 

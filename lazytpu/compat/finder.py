@@ -1,4 +1,4 @@
-"""How ``import torch_xla`` finds its stand-in."""
+"""Make ``import torch_xla`` find its shim."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
 PACKAGES = ("torch_xla", "torch_tpu", "torch_mlu")
 
 
 def install(package: str) -> None:
-    """Makes ``import package``, and of its submodules, find the stand-in; a second call changes nothing.
+    """Make ``import package``, and of its submodules, find the shim; a second call changes nothing.
 
     Args:
         package: ``torch_xla``, ``torch_tpu`` or ``torch_mlu``.
 
     Raises:
-        ValueError: there is no stand-in for it.
-        ImportError: the package itself has been imported already.
+        ValueError: there is no shim for it.
+        ImportError: the package itself is already imported.
     """
     if package not in PACKAGES:
-        raise ValueError(f"lazytpu.compat has {', '.join(PACKAGES)}, not {package!r}")
+        raise ValueError(f"there is no shim for {package!r}, only for {', '.join(PACKAGES)}")
     loaded = sys.modules.get(package)
     ours = f"lazytpu.compat.{package}"
     if loaded is not None and loaded.__name__ != ours:
-        raise ImportError(f"{package} is imported already, from {getattr(loaded, '__file__', '?')}")
+        raise ImportError(f"{package} is already imported from {getattr(loaded, '__file__', '?')}")
     if not any(isinstance(finder, _Finder) and finder.package == package for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(package))
     importlib.import_module(package)
@@ -48,7 +48,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name.partition(".")[0] != self.package:
             return None
         if importlib.util.find_spec(f"lazytpu.compat.{name}") is None:
-            raise ModuleNotFoundError(lacking.message(name), name=name)
+            raise ModuleNotFoundError(names.message(name), name=name)
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -57,5 +57,5 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module has run; only its name and origin, which the import system has just changed, are put back."""
+        """Restore the module's name and origin, which the import system has just changed; the module has run."""
         module.__spec__ = self._own

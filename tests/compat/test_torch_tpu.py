@@ -43,7 +43,7 @@ def test_a_scaler_reads_only_for_optimizers_that_cannot_skip_by_themselves(fused
         lazytpu.mark_step()
     forced = lazytpu.metrics.counter("cut") - lazytpu.metrics.counter("step")
     assert forced == (0 if fused else 3)
-    assert ("3 x item inside torch at test_compat_torch_tpu.py" in lazytpu.explain()) is not fused
+    assert ("3 x item inside torch at test_torch_tpu.py" in lazytpu.explain()) is not fused
 
 
 def test_mixed_precision_learns_as_float32_and_float16_less(device: torch.device) -> None:

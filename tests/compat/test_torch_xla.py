@@ -1,4 +1,4 @@
-"""The stand-in for torch_xla: its names on this device, found by import, and by the runner."""
+"""The shim for torch_xla: its names on this device, found by import, and by the runner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch import nn
 
 import lazytpu
 from lazytpu import compat
-from lazytpu.compat import lacking
+from lazytpu.compat.names import MISSING
+from lazytpu.runtime import platforms
 from tests.support.dynamo_marks import QUIET
 
 compat.install("torch_xla")
@@ -44,20 +45,20 @@ def test_both_names_are_one_module() -> None:
 
 
 def test_only_known_packages_are_installed() -> None:
-    with pytest.raises(ValueError, match="not 'torch_xxx'"):
+    with pytest.raises(ValueError, match="no shim for 'torch_xxx'"):
         compat.install("torch_xxx")
 
 
-@pytest.mark.parametrize("module", [name for name in lacking.INSTEAD if name.startswith("torch_xla.")])
-def test_a_module_that_is_lacking_says_what_to_use(module: str) -> None:
+@pytest.mark.parametrize("module", [name for name in MISSING if name.startswith("torch_xla.")])
+def test_a_missing_module_says_what_to_use(module: str) -> None:
     parent, _, name = module.rpartition(".")
     for statement in (f"import {module}", f"from {parent} import {name}"):
-        with pytest.raises(ImportError, match="use instead: "):
+        with pytest.raises(ImportError, match="use instead: |not needed: "):
             exec(statement, {})
 
 
-def test_a_name_that_is_lacking_says_what_to_use() -> None:
-    with pytest.raises(ImportError, match=r"no torch_xla\.core\.xla_model\.send; use instead: "):
+def test_a_missing_name_says_what_to_use() -> None:
+    with pytest.raises(ImportError, match=r"no torch_xla\.core\.xla_model\.send; not needed: one device has no peer"):
         exec("from torch_xla.core.xla_model import send", {})
     with pytest.raises(ImportError, match="cannot import name 'no_such_thing'"):
         exec("from torch_xla.core.xla_model import no_such_thing", {})
@@ -162,8 +163,14 @@ def test_torchs_backend_for_torch_xla_is_ours(device: torch.device) -> None:
     torch.testing.assert_close(torch.compile(net, backend="openxla")(x), net(x))
 
 
-@pytest.mark.parametrize("wanted", ["CPU", "TPU", "XYZ"])
-def test_the_platform_comes_from_a_variable(wanted: str) -> None:
+def test_an_unknown_platform_is_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert platforms.choose("CPU") == ""
+    assert platforms.choose("XYZ") == "not one of CPU, GPU, CUDA, TPU"
+
+
+def test_the_platform_comes_from_a_variable() -> None:
+    wanted = "TPU"
     code = (
         "import warnings\nwith warnings.catch_warnings(record=True) as told:\n    warnings.simplefilter('always')\n"
         "    import lazytpu.compat.torch_xla as t\nprint(t.xm.device_type(), *(w.message for w in told))\n"

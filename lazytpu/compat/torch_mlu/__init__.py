@@ -7,7 +7,7 @@ as it is, and `lazytpu.export.package`.
 from __future__ import annotations
 
 import lazytpu  # noqa: F401  makes the device
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
 __version__ = "1.3.0"  # whose names these are
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)

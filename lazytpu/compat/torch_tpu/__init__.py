@@ -6,7 +6,7 @@ What its scripts use is on torch itself: ``torch.tpu``, ``model.tpu()``, ``torch
 from __future__ import annotations
 
 import lazytpu  # noqa: F401  makes the device
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
 __version__ = "2.8.0"  # whose names these are
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)

@@ -1,16 +1,17 @@
-"""``torch_xla`` on this device: the names of its top level."""
+"""``torch_xla`` on this device: its top-level names."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import _GeneratorContextManager, contextmanager
+from typing import ParamSpec, TypeVar, overload
 
 import torch
+from torch.types import Device
 
 import lazytpu
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 from lazytpu.compat.torch_xla import _XLAC, backends, environment, openxla, runtime, stablehlo
 from lazytpu.compat.torch_xla.core import xla_model as xm
 from lazytpu.compat.torch_xla.distributed import xla_multiprocessing
@@ -18,69 +19,92 @@ from lazytpu.compat.torch_xla.experimental import eager_mode_context
 from lazytpu.compat.torch_xla.stablehlo import save_as_stablehlo, save_torch_model_as_stablehlo
 from lazytpu.compat.torch_xla.version import __version__
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 environment.apply()
 openxla.register()
 
 
 def device(index: int | None = None) -> torch.device:
-    """The device (``xla:0``, or whatever name it was given)."""
+    """Return the device (``xla:0``, or by whatever name it was given)."""
     return xm.xla_device(index)
 
 
 def devices() -> list[torch.device]:
-    """All devices of this process: one."""
+    """Return all devices of this process: one."""
     return [lazytpu.device(i) for i in range(lazytpu.device_count())]
 
 
 def real_devices() -> list[str]:
-    """What XLA calls them, such as ``CPU:0``."""
+    """Return XLA's names of them, such as ``CPU:0``."""
     return xm.xla_real_devices(devices())
 
 
 def device_count() -> int:
-    """How many devices this process has."""
+    """Return the number of devices of this process."""
     return lazytpu.device_count()
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
-    """Ends a step: see `lazytpu.mark_step`."""
+    """End a step: see `lazytpu.mark_step`."""
     xm.mark_step(wait, reset_scope)
 
 
-def step() -> Any:
-    """What is recorded inside is one graph: a step ends before and after.  A context manager, or a decorator."""
+def step() -> _GeneratorContextManager[None]:
+    """Return a context manager, or a decorator, that ends a step before and after: what is inside is one graph."""
     return compile()
 
 
+@overload
 def compile(
-    f: Callable[..., Any] | None = None,
+    f: None = None,
     full_graph: bool | None = False,
     name: str | None = None,
     max_different_graphs: int | None = None,
-    custom_compile_options: dict[str, Any] | None = None,
+    custom_compile_options: dict[str, object] | None = None,
     *,
     num_different_graphs_allowed: int | None = None,
-) -> Any:
-    """Records what a function does as one graph and runs it; a decorator, a wrapper or a context manager.
+) -> _GeneratorContextManager[None]: ...
+@overload
+def compile(
+    f: Callable[P, T],
+    full_graph: bool | None = False,
+    name: str | None = None,
+    max_different_graphs: int | None = None,
+    custom_compile_options: dict[str, object] | None = None,
+    *,
+    num_different_graphs_allowed: int | None = None,
+) -> Callable[P, T]: ...
+def compile(
+    f: Callable[P, T] | None = None,
+    full_graph: bool | None = False,
+    name: str | None = None,
+    max_different_graphs: int | None = None,
+    custom_compile_options: dict[str, object] | None = None,
+    *,
+    num_different_graphs_allowed: int | None = None,
+) -> _GeneratorContextManager[None] | Callable[P, T]:
+    """Record a function as one graph and run it; a decorator, a wrapper or a context manager.
 
-    Inside, ops are lazy where ``eager_mode`` is on.
+    Inside, ops are lazy even where ``eager_mode`` is on.
 
     Args:
         f: the function or module; without it, the result is a context manager, or a decorator.
-        full_graph: raise where something inside would run the graph early.
+        full_graph: raise if something inside runs the graph early.
         name: shown in errors.
-        max_different_graphs: raise when more graphs than this were compiled for it.
+        max_different_graphs: raise if more graphs than this were compiled for it.
         custom_compile_options: None or empty; XLA's options are in the variable ``XLA_FLAGS`` here.
         num_different_graphs_allowed: older name of ``max_different_graphs``.
 
     Raises:
-        RuntimeError: one of these limits is broken.
+        RuntimeError: one of these limits is exceeded.
         ValueError: there are ``custom_compile_options``.
     """
     if custom_compile_options:
-        raise ValueError("custom_compile_options: use the variable XLA_FLAGS, set before jax is imported")
+        raise ValueError("custom_compile_options is not supported; set the variable XLA_FLAGS before jax is imported")
     allowed = num_different_graphs_allowed if max_different_graphs is None else max_different_graphs
     shown = str(name or getattr(f, "__name__", "torch_xla.compile"))
     scope = _Scope(shown, bool(full_graph), allowed)
@@ -88,7 +112,7 @@ def compile(
         return scope.open()
 
     @functools.wraps(f)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
+    def compiled(*args: P.args, **kwargs: P.kwargs) -> T:
         with scope.open():
             return f(*args, **kwargs)
 
@@ -110,30 +134,33 @@ class _Scope:
             try:
                 yield
                 if self.full_graph and lazytpu.metrics.counter("cut") != cuts:
-                    raise RuntimeError(f"{self.name}: full_graph=True, but the graph ran early. {lazytpu.explain()}")
+                    raise RuntimeError(f"{self.name}: full_graph=True, but the graph ran early.\n{lazytpu.explain()}")
             finally:
                 sync()
         self.compiled += max(0, _graphs() - graphs)
         if self.allowed is not None and self.compiled > self.allowed:
             raise RuntimeError(
-                f"{self.name}: {self.compiled} different graphs, {self.allowed} are allowed. {lazytpu.explain()}"
+                f"{self.name}: {self.compiled} different graphs, {self.allowed} are allowed.\n{lazytpu.explain()}"
             )
 
 
 def _graphs() -> int:
-    """How many graphs were new in this process: compiled, or read from the disk cache."""
+    """Return the number of graphs that were compiled, or read from the disk cache."""
     return lazytpu.metrics.counter("compile") + lazytpu.metrics.counter("disk_hit")
 
 
-def manual_seed(seed: int, device: Any = None) -> None:
-    """Seeds the device's random numbers."""
+def manual_seed(seed: int, device: Device = None) -> None:
+    """Seed the device's random numbers."""
     xm.set_rng_state(seed)
 
 
 def launch(
-    fn: Callable[..., Any], args: tuple[Any, ...] = (), start_method: str = "spawn", debug_single_process: bool = False
+    fn: Callable[..., object],
+    args: tuple[object, ...] = (),
+    start_method: str = "spawn",
+    debug_single_process: bool = False,
 ) -> None:
-    """Runs ``fn(index, *args)`` once for each device of this process, of which there is one."""
+    """Run ``fn(index, *args)`` once for each device of this process, of which there is one."""
     xla_multiprocessing.spawn(fn, args, start_method=start_method)
 
 

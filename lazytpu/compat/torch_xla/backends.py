@@ -1,22 +1,22 @@
-"""``torch_xla.backends``: how exact matrix products are."""
+"""``torch_xla.backends``: the precision of matrix products."""
 
 from __future__ import annotations
 
 import lazytpu
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 
 def set_mat_mul_precision(precision: str) -> None:
-    """``highest`` (as torch computes, the default here), ``high`` or ``default`` (as fast as the device can).
+    """Set the precision to ``highest`` (that of torch, the default here), ``high`` or ``default`` (the fastest).
 
     Raises:
-        ValueError: it is another.
+        ValueError: it is none of these.
     """
     lazytpu.config.matmul_precision = precision
 
 
 def get_mat_mul_precision() -> str:
-    """What was set."""
+    """Return the precision."""
     return lazytpu.config.matmul_precision

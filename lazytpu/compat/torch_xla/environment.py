@@ -1,4 +1,4 @@
-"""The environment variables of torch_xla that mean something here."""
+"""Apply the environment variables of torch_xla that have an effect here."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from lazytpu.observers import Observer, add
 from lazytpu.runtime import platforms
 
 MEANING = {
-    "PJRT_DEVICE": "CPU, GPU, CUDA or TPU: where jax runs, unless JAX_PLATFORMS says; a warning where there is none",
+    "PJRT_DEVICE": "CPU, GPU, CUDA or TPU: where jax runs, unless JAX_PLATFORMS is set; warns where there is none",
     "PT_XLA_DEBUG": "1: log each compilation with its cause, each forced cut and each fallback",
     "PT_XLA_DEBUG_LEVEL": "as PT_XLA_DEBUG",
-    "XLA_IR_DEBUG": "nothing: the IR always has the Python lines",
-    "XLA_HLO_DEBUG": "nothing: HLO always has the Python lines",
-    "XLA_SAVE_TENSORS_FILE": "file to which each graph that is compiled is appended",
+    "XLA_IR_DEBUG": "no effect: the IR always has the Python lines",
+    "XLA_HLO_DEBUG": "no effect: HLO always has the Python lines",
+    "XLA_SAVE_TENSORS_FILE": "file to which each compiled graph is appended",
     "XLA_SAVE_TENSORS_FMT": "its format: text, hlo or dot",
     "XLA_SYNC_WAIT": "1: wait at the end of each step",
-    "XLA_USE_EAGER_DEBUG_MODE": "1: each op runs at once, see lazytpu.config.eager",
-    "XLA_METRICS_FILE": "file to which the metrics report is appended at each step",
+    "XLA_USE_EAGER_DEBUG_MODE": "1: run each op at once, see lazytpu.config.eager",
+    "XLA_METRICS_FILE": "file to which the metrics report is appended after each step",
 }
-"""Variable to what it does."""
+"""Variable to its effect."""
 
 _done: list[bool] = []
 
 
 def apply() -> None:
-    """Follows the variables, once."""
+    """Apply the variables, once."""
     if _done:
         return
     _done.append(True)
@@ -47,7 +47,7 @@ def apply() -> None:
 
 
 def is_on(name: str) -> bool:
-    """Whether a variable is set, to another value than 0."""
+    """Return whether a variable is set to another value than 0."""
     return os.environ.get(name, "0") not in ("", "0")
 
 
@@ -59,7 +59,7 @@ class _SaveGraphs(Observer):
 
 
 def save_graph(event: Compilation) -> None:
-    """Appends a graph to the file of ``XLA_SAVE_TENSORS_FILE``."""
+    """Append a graph to the file of ``XLA_SAVE_TENSORS_FILE``."""
     kind = os.environ.get("XLA_SAVE_TENSORS_FMT", "text")
     if kind == "hlo":
         text = optimized_hlo_of(event.executable.compiled)
@@ -74,7 +74,7 @@ def save_graph(event: Compilation) -> None:
 
 
 def save_metrics() -> None:
-    """Appends the report to the file of ``XLA_METRICS_FILE``, if it is set."""
+    """Append the report to the file of ``XLA_METRICS_FILE``, if it is set."""
     path = os.environ.get("XLA_METRICS_FILE")
     if path:
         with open(path, "a") as file:

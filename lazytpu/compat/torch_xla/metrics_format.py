@@ -1,6 +1,6 @@
-"""The format of torch_xla's metrics report, with our measurements under its names.
+"""Write our measurements in the format of torch_xla's metrics report, under its names.
 
-What torch_xla measures and we do not is left out.  The format is that of torch_xla's ``MetricFnTime`` and
+Measurements that only torch_xla makes are left out.  The format is that of torch_xla's ``MetricFnTime`` and
 ``MetricFnBytes``: times from days to microseconds, sizes in powers of 1024.
 """
 
@@ -106,7 +106,7 @@ def _metric(name: str, series: Series, write: Callable[[float], str]) -> list[st
 
 
 def time_text(seconds: float) -> str:
-    """``02m18s034ms012.345us``: from the largest unit that is needed down to microseconds."""
+    """Return ``02m18s034ms012.345us``: from the largest unit that is needed down to microseconds."""
     text = ""
     microseconds = round(seconds * 1e6, 3)
     for unit, size, width in (("d", 86400e6, 2), ("h", 3600e6, 2), ("m", 60e6, 2), ("s", 1e6, 2), ("ms", 1e3, 3)):
@@ -118,7 +118,7 @@ def time_text(seconds: float) -> str:
 
 
 def size_text(size: float) -> str:
-    """``1.23MB``, in powers of 1024."""
+    """Return ``1.23MB``, in powers of 1024."""
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if size < 1024:
             return f"{size:.2f}{unit}"

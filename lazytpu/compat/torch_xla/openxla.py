@@ -11,7 +11,7 @@ _NAMES = ("openxla", "openxla_eval")
 
 
 def register() -> None:
-    """Puts lazytpu's backend in the place of those that torch has under torch_xla's names, once it has them."""
+    """Replace the backends that torch registers under torch_xla's names by lazytpu's, once they are registered."""
     after_import("torch._dynamo.backends.torchxla", _replace)
 
 

@@ -1,38 +1,40 @@
-"""``torch_xla.runtime``: this process and its device among others, of which there are none."""
+"""``torch_xla.runtime``: one process with one device."""
 
 from __future__ import annotations
 
 import lazytpu
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 from lazytpu.compat.torch_xla.core import xla_model
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 device_type = xla_model.device_type
 
 
 def set_device_type(pjrt_device: str) -> None:
-    """Says which device is wanted.
+    """Choose the platform.
 
     Raises:
-        RuntimeError: jax runs on another one, and cannot be moved any more.
+        RuntimeError: jax already runs on another one.
     """
     if pjrt_device.upper().replace("GPU", "CUDA") != device_type():
-        raise RuntimeError(f"jax runs on {device_type()}; set JAX_PLATFORMS before it is imported for {pjrt_device}")
+        raise RuntimeError(
+            f"jax already runs on {device_type()}; set JAX_PLATFORMS for {pjrt_device} before importing jax"
+        )
 
 
 def using_pjrt() -> bool:
-    """Whether the runtime is PJRT: it is, jax's."""
+    """Return whether the runtime is PJRT: it is, jax's."""
     return True
 
 
 def is_bf16_supported() -> bool:
-    """Whether the device computes in bfloat16."""
+    """Return whether the device computes in bfloat16."""
     return True
 
 
 def world_size() -> int:
-    """How many processes take part."""
+    """Return the number of processes."""
     return 1
 
 
@@ -40,7 +42,7 @@ local_process_count = process_count = world_size
 
 
 def global_device_count() -> int:
-    """How many devices there are."""
+    """Return the number of devices."""
     return lazytpu.device_count()
 
 
@@ -49,7 +51,7 @@ global_runtime_device_count = addressable_runtime_device_count = global_device_c
 
 
 def global_ordinal() -> int:
-    """The number of this process."""
+    """Return the number of this process."""
     return 0
 
 
@@ -57,41 +59,41 @@ local_ordinal = process_index = host_index = global_ordinal
 
 
 def runtime_device_attributes(device: str) -> dict[str, object]:
-    """What is known of a device."""
+    """Return the name and the kind of a device."""
     return {"name": str(device), "kind": xla_model.xla_device_kind()}
 
 
 def global_runtime_device_attributes() -> list[dict[str, object]]:
-    """What is known of each device."""
+    """Return the name and the kind of each device."""
     return [runtime_device_attributes(name) for name in xla_model.xla_real_devices()]
 
 
 def is_spmd() -> bool:
-    """Whether tensors are sharded over devices."""
+    """Return whether tensors are sharded over devices."""
     return False
 
 
 def use_spmd(auto: bool | None = False) -> None:
-    """Does nothing on one device, which holds whole tensors."""
+    """Do nothing: one device holds whole tensors."""
 
 
 def get_master_ip() -> str:
-    """Where the first process is."""
+    """Return the host of the first process."""
     return "localhost"
 
 
 def initialize_cache(path: str, readonly: bool = False) -> None:
-    """Keeps compiled graphs in a folder, for the next process.
+    """Keep compiled graphs in a folder, for the next process.
 
     Raises:
-        ValueError: ``readonly``; see `lazytpu.config` for what the disk cache can do.
+        ValueError: ``readonly`` is True.
     """
     if readonly:
-        raise ValueError("readonly: the disk cache is written, too; set LAZYTPU_DISK_CACHE=0 to have none")
+        raise ValueError("readonly=True is not supported; set LAZYTPU_DISK_CACHE=0 to disable the disk cache")
     lazytpu.config.disk_cache_dir = path
     lazytpu.config.disk_cache = True
 
 
 def get_num_cached_compilation_graph() -> int:
-    """How many graphs were compiled or loaded."""
+    """Return the number of graphs that were compiled or loaded."""
     return lazytpu.metrics.counter("compile") + lazytpu.metrics.counter("disk_hit")

@@ -9,11 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 from lazytpu.export.arrays import from_npy, to_npy
 from lazytpu.export.files import serialized
 from lazytpu.export.loading import deserialized
@@ -21,30 +20,29 @@ from lazytpu.export.program import StableHLOModule, stablehlo
 from lazytpu.export.signature import ArraySpec, Signature, as_dtype
 from lazytpu.export.tensorflow import save_as_saved_model
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 _NAME = "forward"
 
 
 @dataclass
 class StableHLOExportOptions:
-    """How to export.
+    """Options of an export.
 
     Attributes:
-        include_human_readable_text: whether there is text beside the bytecode.
-        override_tracing_arguments, override_tracing_kwargs: taken for the sake of old scripts, and not looked at: what
-            ``torch.export`` returns knows its arguments.
-        save_weights, export_weights: whether the weights are written, which is where both are True.
-        inline_all_constant: taken, and not looked at: Python's numbers are constants of the program, tensors that the
-            model holds are files in ``constants``.
-        export_node_metadata: whether the text names the module path, op and source line of each instruction.
-        custom_ops_allowed_in_graph: taken, and not looked at: a custom op is in the program if it has a rule
+        include_human_readable_text: write text beside the bytecode.
+        override_tracing_arguments, override_tracing_kwargs: ignored: an exported program knows its arguments.
+        save_weights, export_weights: write the weights, if both are True.
+        inline_all_constant: ignored: Python numbers are constants of the program, tensors that the model holds are
+            files in ``constants``.
+        export_node_metadata: show the module path, op and source line of each instruction in the text.
+        custom_ops_allowed_in_graph: ignored: a custom op is part of the program if it has a rule
             (`lazytpu.lowering.lowers`), else the export fails.
     """
 
     include_human_readable_text: bool = True
-    override_tracing_arguments: tuple[Any, ...] | None = None
-    override_tracing_kwargs: Mapping[str, Any] | None = None
+    override_tracing_arguments: tuple[object, ...] | None = None
+    override_tracing_kwargs: Mapping[str, object] | None = None
     save_weights: bool = True
     export_weights: bool = True
     inline_all_constant: bool = True
@@ -80,23 +78,23 @@ class InputLocation:
 
 @dataclass
 class StableHLOFunctionMeta:
-    """What is known of a function; ``input_signature`` and ``input_locations`` are in the order of its arguments."""
+    """The metadata of a function; ``input_signature`` and ``input_locations`` are in the order of its arguments."""
 
     name: str
     stablehlo_version: str
     input_signature: list[VariableSignature]
     output_signature: list[VariableSignature]
     input_locations: list[InputLocation]
-    unused_inputs: list[Any]
+    unused_inputs: list[object]
     input_pytree_spec: str | None = None
     output_pytree_spec: str | None = None
 
 
 class StableHLOGraphModule:
-    """A model as StableHLO: called as the original is, with tensors.
+    """A model as StableHLO, called with tensors as the original is.
 
     Attributes:
-        module: the program as `lazytpu.export` has it.
+        module: the program of `lazytpu.export`.
     """
 
     def __init__(self, module: StableHLOModule, options: StableHLOExportOptions | None = None) -> None:
@@ -104,11 +102,11 @@ class StableHLOGraphModule:
         wanted, locations = self._options.include_human_readable_text, self._options.export_node_metadata
         self._text = module.text(locations=locations) if wanted else None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> object:
         return self.evaluate(_NAME, args)
 
-    def evaluate(self, method_name: str, args: Sequence[Any]) -> Any:
-        """Runs a method; the only one is ``forward``.
+    def evaluate(self, method_name: str, args: Sequence[object]) -> object:
+        """Run a method; the only one is ``forward``.
 
         Raises:
             KeyError: there is no such method.
@@ -117,19 +115,19 @@ class StableHLOGraphModule:
         return self.module(*args)
 
     def get_stablehlo_bytecode(self, method_name: str | None = None) -> bytes:
-        """The program as portable StableHLO bytecode."""
+        """Return the program as portable StableHLO bytecode."""
         _check(method_name)
         return self.module.bytecode()
 
     def get_stablehlo_text(self, method_name: str | None = None) -> str | None:
-        """The program as text; None where it was exported or saved without."""
+        """Return the program as text; None where it was exported or saved without."""
         _check(method_name)
         return self._text
 
     def save(self, directory_path: str | os.PathLike[str], options: StableHLOExportOptions | None = None) -> None:
-        """Writes ``functions/forward.meta``, ``.bytecode`` and ``.mlir``, ``data/<weight>`` and ``constants/<number>``.
+        """Write ``functions/forward.meta``, ``.bytecode`` and ``.mlir``, ``data/<weight>`` and ``constants/<number>``.
 
-        Two files more, ``functions/forward.jax_export`` and ``functions/forward.signature``, are what `load` runs.
+        `load` reads two more files, ``functions/forward.jax_export`` and ``functions/forward.signature``.
         """
         options = options or self._options
         folder, signature = Path(directory_path), self.module.signature
@@ -152,15 +150,15 @@ class StableHLOGraphModule:
 
     @classmethod
     def load(cls, directory_path: str | os.PathLike[str]) -> StableHLOGraphModule:
-        """Reads what `save` wrote.  No pickle is read.
+        """Read what `save` wrote, without any pickle.
 
         Raises:
-            FileNotFoundError: a file is missing; folders that torch_xla itself wrote cannot be run.
+            FileNotFoundError: a file is missing; folders written by torch_xla itself cannot be loaded.
         """
         functions = Path(directory_path) / "functions"
         program = functions / f"{_NAME}.jax_export"
         if not program.exists():
-            raise FileNotFoundError(f"{program}: only folders that lazytpu has written can be loaded")
+            raise FileNotFoundError(f"{program}: only folders written by lazytpu can be loaded")
         signature = Signature.from_json(json.loads((functions / f"{_NAME}.signature").read_text()))
         weights = {}
         for spec in signature.weights:
@@ -179,7 +177,7 @@ def _check(name: str | None) -> None:
 
 
 def _places(signature: Signature) -> dict[str, str]:
-    """Names of weights to their files."""
+    """Map the names of weights to their files."""
     constants = [w.name for w in signature.weights if w.kind == "constant"]
     return {
         w.name: f"constants/{constants.index(w.name)}" if w.kind == "constant" else f"data/{w.name}"
@@ -212,7 +210,7 @@ def _variable(spec: ArraySpec) -> VariableSignature:
 def exported_program_to_stablehlo(
     exported_model: torch.export.ExportedProgram, options: StableHLOExportOptions | None = None
 ) -> StableHLOGraphModule:
-    """What ``torch.export.export`` returns, as StableHLO.
+    """Convert an exported program to StableHLO.
 
     Example:
         >>> program = exported_program_to_stablehlo(torch.export.export(model, (x,)))  # doctest: +SKIP
@@ -226,27 +224,27 @@ def save_as_stablehlo(
     stablehlo_dir: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Writes what ``torch.export.export`` returns into a folder; `StableHLOGraphModule.load` reads it."""
+    """Write an exported program into a folder; `StableHLOGraphModule.load` reads it."""
     exported_program_to_stablehlo(exported_model, options).save(stablehlo_dir, options)
 
 
 def save_torch_model_as_stablehlo(
     torchmodel: torch.nn.Module,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     path: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Exports a module with these arguments and writes it into a folder."""
+    """Export a module with these arguments and write it into a folder."""
     save_as_stablehlo(torch.export.export(torchmodel, args), path, options)
 
 
 def save_torch_module_as_tf_saved_model(
     torch_model: torch.nn.Module,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     saved_model_dir: str | os.PathLike[str],
     serving_signature_key: str = "serving_default",
 ) -> None:
-    """Exports a module with these arguments and writes it as a SavedModel.
+    """Export a module with these arguments and write it as a SavedModel.
 
     Raises:
         ImportError: tensorflow is not installed.

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 import lazytpu
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 T = TypeVar("T", torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 _CORE_VERSIONS = ("MLU220", "MLU270", "MLU290", "MLU370")
 
 
 def mlu_device(index: int = 0) -> torch.device:
-    """The device."""
+    """Return the device."""
     return lazytpu.device(index)
 
 
 def is_available() -> bool:
-    """Whether there is a device."""
+    """Return whether there is a device."""
     return lazytpu.is_available()
 
 
 def device_count() -> int:
-    """How many devices there are."""
+    """Return the number of devices."""
     return lazytpu.device_count()
 
 
-def set_device(device: Any) -> None:
-    """Makes a device the current one; there is one.
+def set_device(device: torch.device | str | int) -> None:
+    """Make a device the current one; there is only one.
 
     Raises:
         ValueError: it is not device 0.
@@ -42,7 +42,7 @@ def set_device(device: Any) -> None:
 
 
 def set_core_number(core_number: int) -> None:
-    """How many cores to use: XLA decides that here.
+    """Check the number of cores; XLA decides how many it uses.
 
     Raises:
         ValueError: it is not a positive number.
@@ -52,7 +52,7 @@ def set_core_number(core_number: int) -> None:
 
 
 def set_core_version(core_version: str) -> None:
-    """Which chip to compile for: XLA compiles for the device there is.
+    """Check the name of a chip; XLA compiles for the device that is present.
 
     Raises:
         ValueError: there is no such chip.
@@ -62,7 +62,7 @@ def set_core_version(core_version: str) -> None:
 
 
 def set_input_format(input_format: int) -> None:
-    """The order of an image's channels, 0 for RGBA ... 3 for ABGR: tensors are taken as they are.
+    """Check the order of an image's channels, 0 for RGBA to 3 for ABGR; tensors are used as they are.
 
     Raises:
         ValueError: it is not 0, 1, 2 or 3.
@@ -72,11 +72,11 @@ def set_input_format(input_format: int) -> None:
 
 
 def set_cnml_enabled(enabled: bool) -> None:
-    """Which of two libraries computes, for inference or for training: XLA does both here."""
+    """Do nothing: XLA does inference and training."""
 
 
-def to(optimizer: T, device: Any) -> T:
-    """Moves an optimizer's state (or a module, or a tensor) to the device and returns it."""
+def to(optimizer: T, device: torch.device | str) -> T:
+    """Move an optimizer's state (or a module, or a tensor) to the device and return it."""
     target = lazytpu.device() if torch.device(device).type not in ("cpu", "meta") else torch.device(device)
     if not isinstance(optimizer, torch.optim.Optimizer):
         return optimizer.to(target)
@@ -91,11 +91,12 @@ def to(optimizer: T, device: Any) -> T:
     return optimizer
 
 
-def save(data: Any, path: str | os.PathLike[str]) -> None:
-    """``torch.save``; the file loads on a machine without the device when it is mapped to the CPU."""
+def save(data: object, path: str | os.PathLike[str]) -> None:
+    """Write a file with ``torch.save``; mapped to the CPU, it loads on a machine without the device."""
     torch.save(data, path)
 
 
-def load(path: str | os.PathLike[str], map_location: Any = None) -> Mapping[str, Any]:
-    """``torch.load``."""
-    return torch.load(path, map_location=map_location)  # type: ignore[no-any-return]
+def load(path: str | os.PathLike[str], map_location: torch.device | str | None = None) -> Mapping[str, object]:
+    """Read a file with ``torch.load``."""
+    found: Mapping[str, object] = torch.load(path, map_location=map_location)
+    return found

@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import nn
 
 from lazytpu import quantization
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 _BITS = {"int8": 8, "int16": 16}
 
 
+class QConfig(TypedDict, total=False):
+    """How the first convolution takes an image; see `quantize_dynamic_mlu`."""
+
+    firstconv: bool
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
 def quantize_dynamic_mlu(
     model: nn.Module,
-    qconfig_spec: Mapping[str, Any] | None = None,
+    qconfig_spec: QConfig | None = None,
     dtype: str = "int8",
-    mapping: Any = None,
+    mapping: None = None,
     inplace: bool = False,
     gen_quant: bool = False,
 ) -> nn.Module:
-    """A copy of the model with integer weights and products in Linear, Conv, Embedding and LSTM.
+    """Return a copy of the model with integer weights and products in Linear, Conv, Embedding and LSTM.
 
     Args:
         model: in float.
-        qconfig_spec: ``firstconv``: an image of bytes (uint8) that comes in is normalized first, to
-            ``(x / 255 - mean) / std`` with ``mean`` and ``std`` for each channel; an image of floats is taken as it is.
+        qconfig_spec: ``firstconv``: normalize an image of bytes (uint8) to ``(x / 255 - mean) / std``, with a
+            ``mean`` and a ``std`` for each channel; an image of floats is used as it is.
         dtype: ``int8`` or ``int16``.
-        mapping: not taken: which modules are quantized is fixed.
-        inplace: not taken.
-        gen_quant: taken for the sake of old scripts: weights are quantized here in any case, and
-            ``load_state_dict`` may replace them.
+        mapping: not supported: which modules are quantized is fixed.
+        inplace: not supported.
+        gen_quant: ignored: weights are always quantized, and ``load_state_dict`` may replace them.
 
     Raises:
-        ValueError: ``dtype`` is another, or ``mapping`` or ``inplace`` is given.
+        ValueError: ``dtype`` is another, or ``mapping`` or ``inplace`` is set.
     """
     if dtype not in _BITS:
         raise ValueError(f"dtype is 'int8' or 'int16', not {dtype!r}")
     if mapping is not None or inplace:
-        raise ValueError("mapping and inplace are not taken: a quantized copy is returned")
-    spec = dict(qconfig_spec or {})
+        raise ValueError("mapping and inplace are not supported: a quantized copy is returned")
+    spec = qconfig_spec or QConfig()
     quantized = quantization.quantize_dynamic(model, _BITS[dtype])
     if spec.get("firstconv"):
         quantized.register_forward_pre_hook(_Normalize(spec.get("mean", [0]), spec.get("std", [1])))
@@ -56,7 +63,7 @@ class _Normalize:
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean, self.std = list(mean), list(std)
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def __call__(self, module: nn.Module, args: tuple[object, ...]) -> tuple[object, ...]:
         x, *rest = args
         if not isinstance(x, torch.Tensor) or x.dtype != torch.uint8:
             return args
@@ -65,14 +72,14 @@ class _Normalize:
 
 
 def adaptive_quantize(
-    model: nn.Module, steps_per_epoch: int, bitwidth: int = 8, inplace: bool = True, **options: Any
+    model: nn.Module, steps_per_epoch: int, bitwidth: int = 8, inplace: bool = True, **options: object
 ) -> nn.Module:
-    """Makes a model round its weights and inputs while it trains, in place as the original does.
+    """Make a model round its weights and inputs while it trains, in place as the original does.
 
     Args:
         model: in float.
-        steps_per_epoch: steps of an epoch; over as many, the range of an input follows the data.
-        bitwidth: 8, 16 or 31; 31 rounds to less than a float32 tells apart.
+        steps_per_epoch: steps of an epoch; the range of an input is a moving average over a tenth of them.
+        bitwidth: 8, 16 or 31; the rounding of 31 bits is finer than that of float32.
         inplace: change the model itself.
         options: none.
 
@@ -85,10 +92,10 @@ def adaptive_quantize(
         raise ValueError(f"steps_per_epoch is at least 1, not {steps_per_epoch}")
     if options:
         raise TypeError(f"unexpected keyword argument {sorted(options)[0]!r}")
-    momentum = max(0.0, 1 - 10 / steps_per_epoch)  # ten times an epoch the range is a new one
+    momentum = max(0.0, 1 - 10 / steps_per_epoch)
     return quantization.prepare_training(model, bitwidth, momentum=min(momentum, 0.99), in_place=inplace)
 
 
 def dequantize(model: nn.Module) -> nn.Module:
-    """The integer model of one that was trained after `adaptive_quantize` with 8 or 16 bits."""
+    """Return the integer model of one that was trained after `adaptive_quantize` with 8 or 16 bits."""
     return quantization.convert(model)

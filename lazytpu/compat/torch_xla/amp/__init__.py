@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch.types import Device
 
 import lazytpu
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 from lazytpu.compat.torch_xla.amp import syncfree
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 
 class autocast(torch.amp.autocast):
     """``torch.autocast`` for the device: bfloat16, or float16 where that is asked for."""
 
     def __init__(
-        self, device: Any = None, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True
+        self, device: Device = None, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True
     ) -> None:
         kind = torch.device(device).type if device is not None else lazytpu.device().type
         super().__init__(kind, dtype=dtype or torch.bfloat16, enabled=enabled, cache_enabled=cache_enabled)

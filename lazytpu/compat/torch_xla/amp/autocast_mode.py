@@ -1,7 +1,7 @@
 """``torch_xla.amp.autocast_mode``."""
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 from lazytpu.compat.torch_xla.amp import autocast
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 __all__ = ["autocast"]

@@ -1,6 +1,6 @@
-"""``torch_xla.amp.syncfree``: optimizers that skip a step of infinite gradients without reading them on the host.
+"""``torch_xla.amp.syncfree``: optimizers that skip a step with infinite gradients without reading them on the host.
 
-Torch's fused optimizers do that: a ``GradScaler`` hands them the flag as a tensor.
+torch's fused optimizers do that: a ``GradScaler`` passes them the flag as a tensor.
 """
 
 from __future__ import annotations
@@ -9,27 +9,23 @@ from typing import Any
 
 import torch
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 
-class SGD(torch.optim.SGD):
+class _Fused(torch.optim.Optimizer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # those of the optimizer
+        super().__init__(*args, **{"fused": True, **kwargs})
+
+
+class SGD(_Fused, torch.optim.SGD):
     """``torch.optim.SGD``, fused."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"fused": True, **kwargs})
 
-
-class Adam(torch.optim.Adam):
+class Adam(_Fused, torch.optim.Adam):
     """``torch.optim.Adam``, fused."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"fused": True, **kwargs})
 
-
-class AdamW(torch.optim.AdamW):
+class AdamW(_Fused, torch.optim.AdamW):
     """``torch.optim.AdamW``, fused."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"fused": True, **kwargs})

@@ -1,4 +1,4 @@
-"""How fast something goes, smoothed."""
+"""A smoothed rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class RateTracker:
-    """Counts items and tells how many a second are done.
+    """Counts items and reports how many are done in a second.
 
     Args:
         smooth_factor: weight of the older rate, from 0 to 1; by default 0.4.
@@ -19,11 +19,11 @@ class RateTracker:
         self._count = self._counted = 0.0
 
     def add(self, count: float) -> None:
-        """Adds items that are done."""
+        """Add items that are done."""
         self._count += count
 
     def rate(self) -> float:
-        """Items a second, smoothed over the calls of this method."""
+        """Return the items per second, smoothed over the calls of this method."""
         now = time.time()
         if now > self._last and self._count > self._counted:
             fresh = (self._count - self._counted) / (now - self._last)
@@ -32,6 +32,6 @@ class RateTracker:
         return self._rate
 
     def global_rate(self) -> float:
-        """Items a second since this was made."""
+        """Return the items per second since the start."""
         now = time.time()
         return self._count / (now - self._start) if now > self._start else 0.0

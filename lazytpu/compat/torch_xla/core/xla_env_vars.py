@@ -1,8 +1,8 @@
-"""``torch_xla.core.xla_env_vars``: names of variables; `environment.MEANING` has those that do something here."""
+"""``torch_xla.core.xla_env_vars``: names of variables; `environment.MEANING` has those with an effect here."""
 
 from __future__ import annotations
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
 _SAME_NAME = (
     "ACCELERATOR_TYPE CLOUD_TPU_TASK_ID CPU_NUM_DEVICES LOCAL_RANK LOCAL_WORLD_SIZE PJRT_CPU_ASYNC_CLIENT PJRT_DEVICE "
@@ -16,4 +16,4 @@ globals().update({name: name for name in _SAME_NAME})
 TPU_MESH_CTLER_ADDR = "TPU_MESH_CONTROLLER_ADDRESS"
 TPU_MESH_CTLER_PORT = "TPU_MESH_CONTROLLER_PORT"
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)

@@ -6,13 +6,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, TextIO, TypedDict
+from typing import BinaryIO, TextIO, TypedDict
 
 import torch
+from torch.types import Device
 
 import lazytpu
 from lazytpu import random
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 from lazytpu.compat.torch_xla import environment
 from lazytpu.compat.torch_xla.core.collectives import (
     REDUCE_AND,
@@ -22,6 +23,7 @@ from lazytpu.compat.torch_xla.core.collectives import (
     REDUCE_OR,
     REDUCE_SUM,
     CoalescingBuckets,
+    Groups,
     all_gather,
     all_gather_bucketized,
     all_reduce,
@@ -43,17 +45,17 @@ from lazytpu.export.portable import bytecode_of
 from lazytpu.runtime import client
 from lazytpu.tracing.record import is_device_tensor
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 XLA_LIB = None
-_closures: list[Callable[[], None]] = []
+_closures: list[Callable[[], object]] = []
 
 
 # --- devices ------------------------------------------------------------------------------------------------------
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
-    """The device, ``xla:0`` under the runner.
+    """Return the device, ``xla:0`` under the runner.
 
     Raises:
         ValueError: ``n`` is not 0.
@@ -62,40 +64,40 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
 
 
 def xla_real_devices(devices: Sequence[torch.device] | None = None) -> list[str]:
-    """What XLA calls devices, such as ``CPU:0``."""
+    """Return XLA's names of devices, such as ``CPU:0``."""
     return [f"{device_type()}:{torch.device(d).index or 0}" for d in devices or [xla_device()]]
 
 
 def xla_device_hw(device: str | torch.device) -> str:
-    """``CPU``, ``CUDA`` or ``TPU``."""
+    """Return ``CPU``, ``CUDA`` or ``TPU``."""
     return device_type()
 
 
 def xla_device_kind(device: str | torch.device | None = None) -> str:
-    """What the maker calls the device."""
+    """Return the manufacturer's name of the device."""
     return str(client.device().device_kind)
 
 
 def device_type() -> str:
-    """The platform under the name that ``PJRT_DEVICE`` gives it."""
+    """Return the platform by its name in ``PJRT_DEVICE``."""
     return {"cpu": "CPU", "gpu": "CUDA", "cuda": "CUDA", "tpu": "TPU"}.get(lazytpu.platform(), lazytpu.platform())
 
 
 def get_xla_supported_devices(devkind: str | None = None, max_devices: int | None = None) -> list[str]:
-    """Names of the devices: one."""
+    """Return the names of the devices: one."""
     wanted = {devkind} if isinstance(devkind, str) else set(devkind or ())
     if wanted and device_type() not in {w.upper() for w in wanted}:
         return []
     return [str(lazytpu.device(i)) for i in range(lazytpu.device_count())][:max_devices]
 
 
-def is_xla_tensor(tensor: Any) -> bool:
-    """Whether a tensor is on the device."""
+def is_xla_tensor(tensor: object) -> bool:
+    """Return whether a tensor is on the device."""
     return is_device_tensor(tensor)
 
 
 def get_ordinal(defval: int = 0) -> int:
-    """The number of this process among all: 0."""
+    """Return the number of this process: 0."""
     return 0
 
 
@@ -103,22 +105,22 @@ get_local_ordinal = get_ordinal
 
 
 def xrt_world_size(defval: int = 1) -> int:
-    """How many processes take part: 1."""
+    """Return the number of processes: 1."""
     return 1
 
 
 def is_master_ordinal(local: bool = True) -> bool:
-    """Whether this is the first process: it is."""
+    """Return whether this is the first process: it is."""
     return True
 
 
-def master_print(*args: Any, fd: TextIO | None = None, local: bool = False, flush: bool = False) -> None:
-    """Prints, in the first process only."""
+def master_print(*args: object, fd: TextIO | None = None, local: bool = False, flush: bool = False) -> None:
+    """Print, in the first process only."""
     print(*args, file=fd or sys.stdout, flush=flush)
 
 
-def get_memory_info(device: Any = None) -> MemoryInfo:
-    """Bytes in use and bytes there are on the device."""
+def get_memory_info(device: Device = None) -> MemoryInfo:
+    """Return the bytes in use and the capacity of the device."""
     return {
         "bytes_used": client.memory_allocated(),
         "bytes_limit": client.memory_limit(),
@@ -127,7 +129,7 @@ def get_memory_info(device: Any = None) -> MemoryInfo:
 
 
 class MemoryInfo(TypedDict):
-    """What `get_memory_info` returns, in bytes."""
+    """The result of `get_memory_info`, in bytes."""
 
     bytes_used: int
     bytes_limit: int
@@ -138,13 +140,13 @@ class MemoryInfo(TypedDict):
 
 
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
-    """Ends a step (`lazytpu.mark_step`), then runs the step closures."""
+    """End a step (`lazytpu.mark_step`), then run the step closures."""
     lazytpu.mark_step(wait=wait or environment.is_on("XLA_SYNC_WAIT"))
     _run_step_closures()
 
 
 def _run_step_closures() -> None:
-    """What torch_xla does when a step has ended: it writes the metrics, then runs the step closures."""
+    """Write the metrics and run the step closures, as torch_xla does at the end of a step."""
     environment.save_metrics()
     waiting, _closures[:] = list(_closures), []  # those that a closure adds are for the next step
     for closure in waiting:
@@ -152,29 +154,31 @@ def _run_step_closures() -> None:
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:
-    """Runs what is pending, waits for it."""
+    """Run what is pending and wait for it."""
     lazytpu.mark_step(wait=True)
 
 
 def wait_device_ops(devices: Sequence[str] = ()) -> None:
-    """Waits until the device has nothing to do."""
+    """Wait until the device is idle."""
     lazytpu.wait()
 
 
-def add_step_closure(closure: Callable[..., Any], args: tuple[Any, ...] = (), run_async: bool = False) -> None:
-    """Calls ``closure(*args)`` after the next `mark_step`, in order; tensors among ``args`` are computed by then."""
-    kept = tuple(a.detach().clone() if is_device_tensor(a) else a for a in args)  # as they are now
+def add_step_closure(closure: Callable[..., object], args: tuple[object, ...] = (), run_async: bool = False) -> None:
+    """Call ``closure(*args)`` after the next `mark_step`, in order; tensors among ``args`` are computed by then."""
+    kept = tuple(
+        a.detach().clone() if isinstance(a, torch.Tensor) and is_device_tensor(a) else a for a in args
+    )  # as they are now
     _closures.append(lambda: closure(*kept))
 
 
 def optimizer_step(
     optimizer: torch.optim.Optimizer,
     barrier: bool = False,
-    optimizer_args: dict[str, Any] | None = None,
-    groups: Any = None,
+    optimizer_args: dict[str, Callable[[], float]] | None = None,
+    groups: Groups = None,
     pin_layout: bool = True,
-) -> Any:
-    """Reduces the gradients over the processes (there is one) and steps.
+) -> float | None:
+    """Reduce the gradients over the processes (there is one) and step.
 
     Args:
         optimizer: what steps.
@@ -189,30 +193,30 @@ def optimizer_step(
 
 
 def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The gradients there are, which scripts with a GradScaler reduce by themselves."""
+    """Return the gradients, which scripts with a GradScaler reduce by themselves."""
     return [p.grad.data for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
-    """Keeps XLA from merging what is before with what follows: the step is cut here."""
+    """Keep XLA from fusing across this point: the step is cut here."""
     lazytpu.mark_step()
 
 
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
-    """The StableHLO of the pending graph of some tensors, or of all."""
+    """Return the StableHLO of the pending graph of some tensors, or of all."""
     return lazytpu.stablehlo_text(*(tensors or ()))
 
 
 def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
-    """The same as portable bytecode, which later versions of XLA read."""
+    """Return the same as portable bytecode, which later versions of XLA read."""
     return bytecode_of(get_stablehlo(tensors))
 
 
 # --- transfers and files --------------------------------------------------------------------------------------------
 
 
-def send_cpu_data_to_device(datas: Any, device: Any, input_sharding: Any = None) -> list[Any]:
-    """Moves the tensors of nested lists, tuples and dictionaries; each element of ``datas`` comes back in a list."""
+def send_cpu_data_to_device(datas: object, device: Device, input_sharding: None = None) -> list[object]:
+    """Move the tensors of a pytree; return a list of the elements of ``datas``."""
     if input_sharding is not None:
         raise ValueError("input_sharding: one device holds whole tensors")
     moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), datas)
@@ -220,17 +224,17 @@ def send_cpu_data_to_device(datas: Any, device: Any, input_sharding: Any = None)
 
 
 def save(
-    data: Any,
-    file_or_path: str | os.PathLike[str] | TextIO | BinaryIO,
+    data: object,
+    file_or_path: str | os.PathLike[str] | BinaryIO,
     master_only: bool = True,
     global_master: bool = False,
 ) -> None:
-    """``torch.save`` of the data, moved to the CPU first."""
-    torch.save(_maybe_convert_to_cpu(data), file_or_path)  # type: ignore[arg-type]
+    """Write the data with ``torch.save``, moved to the CPU first."""
+    torch.save(_maybe_convert_to_cpu(data), file_or_path)
 
 
-def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
-    """The data with its device tensors on the CPU; parameters stay parameters."""
+def _maybe_convert_to_cpu(data: object, convert: bool = True) -> object:
+    """Return the data with its device tensors on the CPU; parameters stay parameters."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         moved = tensor.detach().cpu()
@@ -244,20 +248,20 @@ def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
 # --- random numbers -------------------------------------------------------------------------------------------------
 
 
-def set_rng_state(seed: int, device: Any = None) -> None:
-    """Seeds the device, or goes on from where `get_rng_state` was called."""
+def set_rng_state(seed: int, device: Device = None) -> None:
+    """Seed the device, or continue from where `get_rng_state` was called."""
     random.manual_seed(seed & ((1 << 64) - 1))
     random.default_generator.counter = seed >> 64
 
 
-def get_rng_state(device: Any = None) -> int:
-    """The seed, and above its 64 bits how many random ops have drawn from it."""
+def get_rng_state(device: Device = None) -> int:
+    """Return the seed, and above its 64 bits the number of random ops so far."""
     return random.default_generator.seed | random.default_generator.counter << 64
 
 
 @contextlib.contextmanager
-def fork_rng(device: Any = None, enabled: bool = True) -> Iterator[None]:
-    """The device's random numbers go on afterwards as if nothing had been drawn inside."""
+def fork_rng(device: Device = None, enabled: bool = True) -> Iterator[None]:
+    """Restore the random state afterwards, as if no random number had been used inside."""
     state, cpu = get_rng_state(), torch.get_rng_state()
     try:
         yield

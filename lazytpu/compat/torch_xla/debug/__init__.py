@@ -1,5 +1,5 @@
 """``torch_xla.debug``."""
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)

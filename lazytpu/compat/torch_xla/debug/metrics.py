@@ -1,25 +1,25 @@
-"""``torch_xla.debug.metrics``: what was counted and timed, under torch_xla's names."""
+"""``torch_xla.debug.metrics``: counters and timers under torch_xla's names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 from lazytpu.compat.torch_xla import metrics_format
 from lazytpu.compat.torch_xla.metrics_format import COUNTERS, METRICS, SIZES
 from lazytpu.observe import metrics
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 
 def metrics_report() -> str:
-    """All metrics and counters as text."""
+    """Return all metrics and counters as text."""
     return metrics_format.report()
 
 
 def short_metrics_report(counter_names: Sequence[str] | None = None, metric_names: Sequence[str] | None = None) -> str:
-    """The report of the named counters and metrics, by default of the most telling ones."""
+    """Return the report of the named counters and metrics, by default of the most important ones."""
     wanted = {*(counter_names or ()), *(metric_names or ())} or {
         "CachedCompile",
         "MarkStep",
@@ -37,12 +37,12 @@ def short_metrics_report(counter_names: Sequence[str] | None = None, metric_name
 
 
 def counter_names() -> list[str]:
-    """Names of the counters that are not zero."""
+    """Return the names of the counters that are not zero."""
     return re.findall(r"^Counter: (.+)$", metrics_report(), flags=re.MULTILINE)
 
 
 def counter_value(name: str) -> int | None:
-    """The value of a counter, None if there is none of that name."""
+    """Return the value of a counter, None if there is none of that name."""
     if name in COUNTERS:
         return metrics.counter(COUNTERS[name]) or None
     found = re.search(rf"^Counter: {re.escape(name)}\n  Value: (\d+)$", metrics_report(), flags=re.MULTILINE)
@@ -50,14 +50,14 @@ def counter_value(name: str) -> int | None:
 
 
 def metric_names() -> list[str]:
-    """Names of the metrics that have samples."""
+    """Return the names of the metrics that have samples."""
     return re.findall(r"^Metric: (.+)$", metrics_report(), flags=re.MULTILINE)
 
 
 def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | None:
-    """How many samples, their sum, and the last of them as (time in seconds, value); None without any.
+    """Return the number of samples, their sum, and the latest as (time in seconds, value); None without any.
 
-    Times are in nanoseconds, as torch_xla has them, sizes in bytes.
+    Times are in nanoseconds, as in torch_xla, sizes in bytes.
     """
     known = METRICS.get(name) or SIZES.get(name)
     if known is None:
@@ -71,7 +71,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
 
 
 def clear_counters() -> None:
-    """Sets counters and metrics to zero (they are kept together)."""
+    """Reset counters and metrics, which are kept together."""
     metrics.reset()
 
 
@@ -79,5 +79,5 @@ clear_metrics = clear_all = clear_counters
 
 
 def executed_fallback_ops() -> list[str]:
-    """Counters of the ops that ran on the CPU, ``aten::...``."""
+    """Return the counters of the ops that ran on the CPU, ``aten::...``."""
     return [name for name in counter_names() if name.startswith("aten::")]

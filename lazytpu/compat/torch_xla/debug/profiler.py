@@ -5,39 +5,40 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 from lazytpu.compat.torch_xla.core import xla_model
 from lazytpu.debug import profiler
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_servers: list[object] = []
 
 
-_servers: list[Any] = []
-
-
-def start_server(port: int, only_on_master: bool = True) -> Any:
-    """Lets TensorBoard take profiles through a port; a second call, of a second `launch`, changes nothing."""
+def start_server(port: int, only_on_master: bool = True) -> object:
+    """Let TensorBoard take profiles through a port; a second call, by a second `launch`, changes nothing."""
     if not _servers:
         _servers.append(profiler.start_server(port))
     return _servers[0]
 
 
 def start_trace(log_dir: str | os.PathLike[str]) -> None:
-    """Begins a trace."""
+    """Begin a trace."""
     profiler.start_trace(os.fspath(log_dir))
 
 
 def stop_trace() -> None:
-    """Ends the trace and writes it."""
+    """End the trace and write it."""
     profiler.stop_trace()
 
 
 class Trace:
     """Names what is recorded inside in the trace; extra arguments are shown with it."""
 
-    def __init__(self, name: str, **kwargs: Any) -> None:
+    def __init__(self, name: str, **kwargs: object) -> None:
         self.name = " ".join([name, *(f"{key}={value}" for key, value in kwargs.items())])
 
     def __enter__(self) -> Trace:
@@ -45,27 +46,27 @@ class Trace:
         self._region.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._region.__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        self._region.__exit__(None, None, None)
 
 
 class StepTrace(Trace):
     """Names one step of training, and ends it."""
 
-    def __init__(self, name: str, step_num: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, name: str, step_num: int | None = None, **kwargs: object) -> None:
         super().__init__(name, **({} if step_num is None else {"step_num": step_num}), **kwargs)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         xla_model.mark_step()
         super().__exit__(*error)
 
 
-def trace_me(scope: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that names what a function records."""
+def trace_me(scope: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator that names what a function records."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
-        def traced(*args: Any, **kwargs: Any) -> Any:
+        def traced(*args: P.args, **kwargs: P.kwargs) -> T:
             with Trace(scope):
                 return function(*args, **kwargs)
 

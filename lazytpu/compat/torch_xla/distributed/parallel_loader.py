@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
 import torch
+from torch.types import Device
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 from lazytpu.compat.torch_xla.core import xla_model
 from lazytpu.frontends.loader import DeviceLoader
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
+Batch: TypeAlias = object  # a pytree of tensors
 
 
 class MpDeviceLoader:
     """Iterates a loader with batches on the device; each new batch ends a step and runs its closures.
 
     Args:
-        loader: what gives batches.
+        loader: an iterable of batches.
         device: where they go.
-        kwargs: ``device_prefetch_size`` is how many may wait on the device; ``batches_per_execution`` is accepted as 1.
+        kwargs: ``device_prefetch_size`` is how many may wait on the device; ``batches_per_execution`` may be 1.
     """
 
-    def __init__(self, loader: Iterable[Any], device: Any, **kwargs: Any) -> None:
+    def __init__(self, loader: Iterable[Batch], device: Device, **kwargs: object) -> None:
         self._loader, self._device = loader, device
         self._batches = _device_loader(loader, device, kwargs)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         return PerDeviceLoader(self._batches)
 
     def __len__(self) -> int:
@@ -39,15 +41,15 @@ class PerDeviceLoader:
 
     def __init__(self, loader: DeviceLoader) -> None:
         self._loader = loader
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Iterator[Batch] | None = None
 
     def __iter__(self) -> PerDeviceLoader:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         if self._iterator is None:
             self._iterator = iter(self._loader)
-            xla_model.mark_step()  # what comes before the first batch is a step of its own
+            xla_model.mark_step()  # the ops before the first batch are a step of their own
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -65,24 +67,24 @@ class PerDeviceLoader:
 class ParallelLoader:
     """A loader for several devices, of which this process has one."""
 
-    def __init__(self, loader: Iterable[Any], devices: Sequence[Any], **kwargs: Any) -> None:
+    def __init__(self, loader: Iterable[Batch], devices: Sequence[torch.device | str], **kwargs: object) -> None:
         if len(devices) != 1:
             raise ValueError(f"this process has one device, not {len(devices)}")
         self._device = torch.device(devices[0])
         self._batches = _device_loader(loader, devices[0], kwargs)
 
-    def per_device_loader(self, device: Any) -> PerDeviceLoader:
-        """One pass over the loader with batches on ``device``."""
+    def per_device_loader(self, device: torch.device | str) -> PerDeviceLoader:
+        """Return one pass over the loader with batches on ``device``."""
         if torch.device(device).type != self._device.type:
             raise ValueError(f"this loader is for {self._device}, not {device}")
         return PerDeviceLoader(self._batches)
 
-    def next_item(self, device: Any) -> Any:
-        """The first batch of a new pass."""
+    def next_item(self, device: torch.device | str) -> Batch:
+        """Return the first batch of a new pass."""
         return next(self.per_device_loader(device), None)
 
     def close(self) -> None:
-        """Nothing to do: a pass that is forgotten stops its thread."""
+        """Do nothing: a pass that is no longer referenced stops its thread."""
 
 
 _ACCEPTED = {
@@ -95,7 +97,7 @@ _ACCEPTED = {
 }
 
 
-def _device_loader(loader: Iterable[Any], device: Any, options: dict[str, Any]) -> DeviceLoader:
+def _device_loader(loader: Iterable[Batch], device: Device, options: dict[str, object]) -> DeviceLoader:
     if options.get("input_sharding") is not None:
         raise ValueError("input_sharding: one device holds whole batches")
     if options.get("batches_per_execution", 1) != 1:
@@ -103,4 +105,5 @@ def _device_loader(loader: Iterable[Any], device: Any, options: dict[str, Any]) 
     unknown = options.keys() - _ACCEPTED - {"input_sharding"}
     if unknown:
         raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
-    return DeviceLoader(loader, device, prefetch=options.get("device_prefetch_size", 2))
+    where = torch.device(device) if isinstance(device, int) else device
+    return DeviceLoader(loader, where, prefetch=cast(int, options.get("device_prefetch_size", 2)))

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import torch
+from torch.types import Device
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
+
+
+T = TypeVar("T")
 
 
 def spawn(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...] = (),
+    fn: Callable[..., object],
+    args: tuple[object, ...] = (),
     nprocs: int | None = None,
     join: bool = True,
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> None:
-    """Runs ``fn(0, *args)`` in this process, which has the only device.
+    """Run ``fn(0, *args)`` in this process, which has the only device.
 
     Raises:
         ValueError: ``nprocs`` is neither None nor 1.
     """
     if nprocs not in (None, 1):
-        raise ValueError(f"nprocs={nprocs}: there is one device; leave it out, or give 1")
+        raise ValueError(f"nprocs={nprocs}: there is one device; use None or 1")
     fn(0, *args)
 
 
@@ -36,14 +40,14 @@ class MpModelWrapper:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
 
-    def to(self, device: Any) -> torch.nn.Module:
-        """The model, moved."""
+    def to(self, device: Device) -> torch.nn.Module:
+        """Return the model, moved."""
         return self._model.to(device)
 
 
 class MpSerialExecutor:
-    """Runs something in one process after the other."""
+    """Runs a function in one process after the other."""
 
-    def run(self, fn: Callable[[], Any]) -> Any:
-        """What ``fn`` returns."""
+    def run(self, fn: Callable[[], T]) -> T:
+        """Return the result of ``fn``."""
         return fn()

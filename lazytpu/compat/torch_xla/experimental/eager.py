@@ -9,18 +9,18 @@ import lazytpu
 
 
 def eager_mode(enable: bool) -> None:
-    """Switches it on or off; see ``lazytpu.config.eager``."""
+    """Switch it on or off; see ``lazytpu.config.eager``."""
     lazytpu.config.eager = enable
 
 
 def is_eager_mode() -> bool:
-    """Whether it is on."""
+    """Return whether it is on."""
     return lazytpu.config.eager
 
 
 @contextmanager
 def eager_mode_context(enable: bool) -> Iterator[None]:
-    """Switches it inside only."""
+    """Switch it inside only."""
     before = is_eager_mode()
     eager_mode(enable)
     try:

@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from torch._dynamo import dont_skip_tracing
+from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 
 def while_loop(
-    cond_fn: Callable[..., Any],
-    body_fn: Callable[..., Any],
-    carried_inputs: tuple[Any, ...],
-    additional_inputs: tuple[Any, ...] | None = None,
-) -> Any:
-    """``torch._higher_order_ops.while_loop``; both functions also get the ``additional_inputs``, which stay."""
-    from torch._dynamo import dont_skip_tracing  # a second to import
-    from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
-
+    cond_fn: Callable[..., torch.Tensor],
+    body_fn: Callable[..., object],
+    carried_inputs: tuple[torch.Tensor, ...],
+    additional_inputs: tuple[torch.Tensor, ...] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Call torch's ``while_loop``; both functions also get the ``additional_inputs``, which do not change."""
     more = tuple(additional_inputs or ())
     with dont_skip_tracing():  # Dynamo passes over functions of this package
-        return torch_while_loop(lambda *c: cond_fn(*c, *more), lambda *c: body_fn(*c, *more), tuple(carried_inputs))
+        found = torch_while_loop(lambda *c: cond_fn(*c, *more), lambda *c: body_fn(*c, *more), tuple(carried_inputs))
+    return tuple(found)
 
 
-def fori_loop(lower: torch.Tensor, upper: torch.Tensor, body_fun: Callable[..., Any], *input_value: Any) -> Any:
-    """Calls ``body_fun`` on its own result ``upper - lower`` times.
+def fori_loop(
+    lower: torch.Tensor,
+    upper: torch.Tensor,
+    body_fun: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
+    *input_value: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Call ``body_fun`` on its own result ``upper - lower`` times.
 
     Args:
         lower, upper: integer tensors without dimensions, or of one element.
-        body_fun: takes the values and gives a tensor, or as many as it takes.
+        body_fun: takes the values and returns a tensor, or as many as it takes.
         input_value: the first values.
 
     Returns:
-        A tuple of the count that is left, zero, and the values.
+        The remaining count, zero, and the values.
     """
 
-    def step(left: Any, *values: Any) -> Any:
+    def step(left: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         made = body_fun(*values)
         return left - 1, *(made if isinstance(made, (tuple, list)) else (made,))
 

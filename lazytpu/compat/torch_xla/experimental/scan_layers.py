@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
 import lazytpu
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 
 def scan_layers(
     layers: Iterable[torch.nn.Module],
     input_data: torch.Tensor,
-    partition_fn: Callable[..., Any] | None = None,
+    partition_fn: Callable[..., object] | None = None,
     is_layer_pure: bool = False,
 ) -> torch.Tensor:
-    """Applies layers of equal structure one after the other, compiled as one loop.
+    """Apply layers of equal structure one after the other, compiled as one loop.
 
     Args:
         layers: modules of one class with parameters of the same types.
-        input_data: what the first takes; each gives a tensor of the same type.
-        partition_fn: ``min_cut_rematerialization_partition`` keeps only what goes from layer to layer for the
-            backward pass, and computes the rest again; others are not looked at.
-        is_layer_pure: not looked at.
+        input_data: the input of the first; each returns a tensor of the same type.
+        partition_fn: ``min_cut_rematerialization_partition`` keeps only the inputs of the layers for the backward pass,
+            and recomputes the rest; others are ignored.
+        is_layer_pure: ignored.
     """
     again = getattr(partition_fn, "__name__", "").startswith("min_cut_rematerialization")
     return lazytpu.scan_layers(list(layers), input_data, checkpoint=again)

@@ -1,8 +1,8 @@
-"""``torch_xla.utils.checkpoint``: torch's own, which recomputes on any device."""
+"""``torch_xla.utils.checkpoint``: torch's own, which works on any device."""
 
 from torch.utils.checkpoint import checkpoint
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 __all__ = ["checkpoint"]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
+from torch.utils import dlpack
 
 import lazytpu
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
+to_dlpack: Callable[[torch.Tensor], object] = vars(dlpack)["to_dlpack"]  # which torch's types leave out
 
 
-def from_dlpack(ext_tensor: Any) -> torch.Tensor:
-    """A device tensor with the contents of another library's tensor, or of a capsule."""
-    return torch.from_dlpack(ext_tensor).to(lazytpu.device())  # type: ignore[attr-defined]
+def from_dlpack(ext_tensor: object) -> torch.Tensor:
+    """Return a device tensor with the contents of another library's tensor, or of a capsule."""
+    return dlpack.from_dlpack(ext_tensor).to(lazytpu.device())
 
 
 __all__ = ["from_dlpack", "to_dlpack"]

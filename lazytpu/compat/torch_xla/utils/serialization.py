@@ -1,23 +1,23 @@
-"""``torch_xla.utils.serialization``: files of ``torch.save``, with what they hold on the CPU."""
+"""``torch_xla.utils.serialization``: files of ``torch.save``, with their tensors on the CPU."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 from lazytpu.compat.torch_xla.core import xla_model
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
 
 
-def save(data: Any, path: str | os.PathLike[str], master_only: bool = True, global_master: bool = False) -> None:
-    """Writes one file (torch_xla writes a folder of tensors beside it), which `load` and ``torch.load`` read."""
+def save(data: object, path: str | os.PathLike[str], master_only: bool = True, global_master: bool = False) -> None:
+    """Write one file, which `load` and ``torch.load`` read (torch_xla writes a folder of tensors beside it)."""
     xla_model.save(data, path)
 
 
-def load(path: str | os.PathLike[str]) -> Any:
-    """Reads what `save` wrote, to the CPU.  Only tensors and plain containers, as ``torch.load`` does by default."""
-    return torch.load(path, map_location="cpu")
+def load(path: str | os.PathLike[str]) -> object:
+    """Read what `save` wrote, to the CPU.  Only tensors and plain containers, as ``torch.load`` does by default."""
+    found: object = torch.load(path, map_location="cpu")
+    return found

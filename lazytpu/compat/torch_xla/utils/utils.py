@@ -1,4 +1,4 @@
-"""``torch_xla.utils.utils``: the small things that torch_xla's example scripts use."""
+"""``torch_xla.utils.utils``: the helpers that torch_xla's example scripts use."""
 
 from __future__ import annotations
 
@@ -8,62 +8,64 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Generic, TypeVar
 
 from torch.utils._pytree import tree_leaves
 
-from lazytpu.compat import lacking
+from lazytpu.compat import names
 
-__getattr__ = lacking.names_of(__name__)
+__getattr__ = names.missing_from(__name__)
+T = TypeVar("T")
+D = TypeVar("D")
 
 
-class SampleGenerator:
-    """Gives the same batch a number of times, for runs without data."""
+class SampleGenerator(Generic[T]):
+    """Yields the same batch a number of times, for runs without data."""
 
-    def __init__(self, data: Any, sample_count: int) -> None:
+    def __init__(self, data: T, sample_count: int) -> None:
         self._data, self._sample_count = data, sample_count
-        self._given = 0
+        self._yielded = 0
 
-    def __iter__(self) -> SampleGenerator:
+    def __iter__(self) -> SampleGenerator[T]:
         return SampleGenerator(self._data, self._sample_count)
 
     def __len__(self) -> int:
         return self._sample_count
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T:
         return self.next()
 
-    def next(self) -> Any:
-        """The batch, or StopIteration after the last time."""
-        if self._given >= self._sample_count:
+    def next(self) -> T:
+        """Return the batch; raise StopIteration after the last time."""
+        if self._yielded >= self._sample_count:
             raise StopIteration
-        self._given += 1
+        self._yielded += 1
         return self._data
 
 
-class FnDataGenerator:
-    """Gives ``func(batch_size, *dims)`` a number of times."""
+class FnDataGenerator(Generic[D, T]):
+    """Yields ``func(gen_tensor(batch_size, *dims))`` a number of times."""
 
     def __init__(
         self,
-        func: Callable[..., Any],
+        func: Callable[[D], T],
         batch_size: int,
-        gen_tensor: Any,
+        gen_tensor: Callable[..., D],
         dims: tuple[int, ...] | None = None,
         count: int = 1,
     ) -> None:
-        self._make: Callable[[], Any] = lambda: func(gen_tensor(batch_size, *(dims or ())))
+        self._make: Callable[[], T] = lambda: func(gen_tensor(batch_size, *(dims or ())))
         self._count = count
 
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         return (self._make() for _ in range(self._count))
 
 
 class TmpFolder:
-    """A folder that is removed in the end; ``name`` is its path."""
+    """A temporary folder, removed at the end of ``with``; ``name`` is its path."""
 
     def __init__(self) -> None:
         self.name = tempfile.mkdtemp()
@@ -76,7 +78,7 @@ class TmpFolder:
 
 
 class TimedScope:
-    """Prints how many seconds were spent inside."""
+    """Prints the seconds spent inside."""
 
     def __init__(self, msg: str = "", printfn: Callable[[str], None] | None = None) -> None:
         self._text, self._print = msg, printfn or eprint
@@ -89,13 +91,13 @@ class TimedScope:
         self._print(f"{self._text}{time.time() - self._start:.3f}sec")
 
 
-def as_list(t: Any) -> Any:
-    """Lists and tuples as they are, anything else in a list."""
+def as_list(t: object) -> list[object] | tuple[object, ...]:
+    """Return lists and tuples as they are, anything else in a list."""
     return t if isinstance(t, (tuple, list)) else [t]
 
 
-def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
-    """An environment variable, converted; 0 and 1, yes and no ... for bool."""
+def getenv_as(name: str, type: Callable[[str], T], defval: T | None = None) -> T | bool | None:
+    """Return an environment variable, converted; for bool it may be 0 or 1, yes or no, true or false."""
     text = os.environ.get(name)
     if text is None:
         return defval
@@ -103,32 +105,32 @@ def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
 
 
 def check_env_flag(name: str, default: str = "") -> bool:
-    """Whether an environment variable says yes."""
+    """Return whether an environment variable says yes."""
     return os.environ.get(name, default).upper() in ("ON", "1", "YES", "TRUE", "Y")
 
 
-def for_each_instance(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], None]) -> None:
-    """Calls ``fn`` with each leaf of nested containers that is selected."""
+def for_each_instance(value: object, select_fn: Callable[[object], bool], fn: Callable[[object], None]) -> None:
+    """Call ``fn`` with each selected leaf of a pytree."""
     for leaf in tree_leaves(value):
         if select_fn(leaf):
             fn(leaf)
 
 
-def timed(fn: Callable[[], Any], msg: str = "", printfn: Callable[[str], None] | None = None) -> Any:
-    """What ``fn`` returns, after printing how long it took."""
+def timed(fn: Callable[[], T], msg: str = "", printfn: Callable[[str], None] | None = None) -> T:
+    """Return the result of ``fn`` and print how long it took."""
     with TimedScope(msg, printfn):
         return fn()
 
 
-def eprint(*args: Any, **kwargs: Any) -> None:
-    """Prints to the standard error."""
-    print(*args, file=sys.stderr, **kwargs)
+def eprint(*args: object, sep: str = " ", end: str = "\n", flush: bool = False) -> None:
+    """Print to the standard error."""
+    print(*args, file=sys.stderr, sep=sep, end=end, flush=flush)
 
 
-def null_print(*args: Any, **kwargs: Any) -> None:
-    """Prints nothing."""
+def null_print(*args: object, **kwargs: object) -> None:
+    """Print nothing."""
 
 
 def get_print_fn(debug: bool | None = None) -> Callable[..., None]:
-    """`eprint`, or `null_print` where ``debug`` is false (by default the variable ``XLA_DEBUG_LOG``)."""
+    """Return `eprint`, or `null_print` where ``debug`` is false (by default the variable ``XLA_DEBUG_LOG``)."""
     return eprint if (check_env_flag("XLA_DEBUG_LOG") if debug is None else debug) else null_print
