@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lazytpu.cli.tables import size
+from lazytpu.observe.metrics_tables import size
 from lazytpu.runtime.disk_cache import store
 
 app = typer.Typer(help="Show or empty the disk cache of compiled programs.", no_args_is_help=True)

@@ -11,6 +11,7 @@ import typer
 
 from lazytpu.cli import tables
 from lazytpu.compat import checker
+from lazytpu.observe.metrics_tables import table
 
 _STYLES = {checker.WORKS: "green", checker.DIFFERS: "yellow", checker.LACKS: "red"}
 
@@ -37,7 +38,7 @@ def check(
         shown = [f for f in findings if all_names or f.verdict != checker.WORKS]
         if shown:
             rows = [[str(f.line), f.name, f"[{_STYLES[f.verdict]}]{f.verdict}[/]", f.advice] for f in shown]
-            tables.console().print(tables.table(["line", "name", "here", ""], rows, left=4))
+            tables.console().print(table(["line", "name", "here", ""], rows, left=4))
         count = {verdict: sum(f.verdict == verdict for f in findings) for verdict in _STYLES}
         typer.echo(f"{script}: " + ", ".join(f"{n} {verdict}" for verdict, n in count.items()))
     if any(f.verdict == checker.LACKS for f in findings):

@@ -15,6 +15,7 @@ import typer
 
 import lazytpu
 from lazytpu.cli import tables
+from lazytpu.observe.metrics_tables import size, table
 from lazytpu.runtime import client
 from lazytpu.runtime.disk_cache import store
 
@@ -34,7 +35,7 @@ def info(
         return
     out = tables.console()
     for section, rows in found.items():
-        out.print(tables.table([section, ""], [[name, str(value)] for name, value in rows.items()], left=2))
+        out.print(table([section, ""], [[name, str(value)] for name, value in rows.items()], left=2))
 
 
 def collect() -> dict[str, dict[str, object]]:
@@ -82,7 +83,7 @@ def _device() -> dict[str, object]:
         "kind": device.device_kind,
         "runtime": str(device.client.platform_version).partition("\n")[0],
         "jax devices": ", ".join(map(str, device.client.devices())),
-        "memory": tables.size(client.memory_limit()),
+        "memory": size(client.memory_limit()),
         "threads of torch": torch.get_num_threads(),
     }
 
@@ -91,7 +92,7 @@ def _caches() -> dict[str, object]:
     disk = store.info()
     found: dict[str, object] = {
         "disk cache": disk.folder if disk.enabled else "off",
-        "programs in the disk cache": f"{disk.files:,}, {tables.size(disk.bytes)} of {tables.size(disk.limit_bytes)}",
+        "programs in the disk cache": f"{disk.files:,}, {size(disk.bytes)} of {size(disk.limit_bytes)}",
         "executables in memory": f"at most {lazytpu.config.max_executables:,}",
     }
     if disk.problem:

@@ -17,6 +17,7 @@ from lazytpu.dtypes import to_numpy
 from lazytpu.errors import ArtifactError
 from lazytpu.export.package import Package, describe, load_package
 from lazytpu.export.signature import ArraySpec, as_dtype, load_spec
+from lazytpu.observe.metrics_tables import table
 
 SUFFIX = ".ltz"
 Array: TypeAlias = NDArray[np.generic]
@@ -111,4 +112,4 @@ def show_package(path: Path) -> None:
     }
     for section, values in rows.items():
         if values:
-            out.print(tables.table([section, ""], [[n, str(v)] for n, v in values.items()], left=2))
+            out.print(table([section, ""], [[n, str(v)] for n, v in values.items()], left=2))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
 
 from lazytpu.debug.folder import Dump, DumpedGraph, JsonObject
 from lazytpu.debug.passes import START, Pass
-from lazytpu.observe.metrics_tables import Step, steps_table
+from lazytpu.observe.metrics_tables import Step, amount, size, steps_table, table
 
 _LANGUAGES = {
     ".json": "json",
@@ -25,38 +23,10 @@ _LANGUAGES = {
 }
 
 
-def amount(number: float) -> str:
-    """Return ``1.23 M``: three digits and a prefix."""
-    for unit in ("", " K", " M", " G", " T", " P"):
-        if abs(number) < 1000:
-            return f"{number:.0f}" if not unit else f"{number:.3g}{unit}" if number < 999.5 else f"{number:.0f}{unit}"
-        number /= 1000
-    return f"{number:.3g} E"
-
-
-def size(number: float) -> str:
-    """Return ``1.23 MB``."""
-    text = amount(number)
-    return f"{text}B" if " " in text else f"{text} B"
-
-
 def console() -> Console:
     """Return where to print; wide enough for all columns where it is no terminal."""
     made = Console(highlight=False)
     return made if made.is_terminal else Console(highlight=False, width=120)
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", left: int = 1) -> Table:
-    """Return a table whose first ``left`` columns are text and the others numbers."""
-    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
-    for i, head in enumerate(heads):
-        if i < left:
-            made.add_column(head, overflow="fold")
-        else:
-            made.add_column(head, justify="right", no_wrap=True)
-    for row in rows:
-        made.add_row(*row)
-    return made
 
 
 def show_dump(dump: Dump) -> None:

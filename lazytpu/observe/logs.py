@@ -1,4 +1,4 @@
-"""The log: which of its topics are on (``lazytpu.config.log``), and where it goes.
+"""Write the log: its topics are those of ``lazytpu.config.log``.
 
 Each topic is a logger of Python's `logging`, ``lazytpu.<topic>``.  Messages go to standard error, unless the
 program has set up logging itself: then they go where everything goes.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import TextIO
 
 from lazytpu.config import config
 
@@ -18,7 +18,7 @@ TOPICS = {
     "fallback": logging.INFO,
     "cut": logging.DEBUG,
     "step": logging.DEBUG,
-    "placement": logging.DEBUG - 1,  # so much that it has to be asked for by name
+    "placement": logging.DEBUG - 1,  # so verbose that it has to be asked for by name
 }
 """Topic to the level of its messages."""
 
@@ -30,17 +30,17 @@ _applied = ""
 _on: frozenset[str] = frozenset()
 
 
-class _ToStandardError(logging.StreamHandler[Any]):
-    """Writes to what ``sys.stderr`` is at the time."""
+class _ToStandardError(logging.StreamHandler[TextIO]):
+    """Writes to the present ``sys.stderr``."""
 
     @property
-    def stream(self) -> Any:
-        """Where to write."""
+    def stream(self) -> TextIO:
+        """Return where to write."""
         return sys.stderr
 
     @stream.setter
-    def stream(self, value: Any) -> None:
-        pass  # set by the base class when it is made
+    def stream(self, value: TextIO) -> None:
+        pass  # the base class sets it
 
 
 _handler = _ToStandardError()
@@ -48,23 +48,23 @@ _handler.setFormatter(logging.Formatter("lazytpu: %(message)s"))
 
 
 def is_on(topic: str) -> bool:
-    """Whether messages of a topic go anywhere, so that a costly one need not be made."""
+    """Return whether messages of a topic are written; if not, a costly one need not be made."""
     if _applied != config.log:
         _apply()
     return topic in _on
 
 
-def note(topic: str, message: str, *args: Any, level: int | None = None) -> None:
-    """Writes to the log.
+def note(topic: str, message: str, *args: object, level: int | None = None) -> None:
+    """Write a message to the log.
 
     Args:
-        level: other than the topic's own.
+        level: instead of the topic's own.
     """
     if _applied != config.log:
         _apply()
     logger = _loggers[topic]
-    has_own_place = logging.getLogger().handlers or any(h is not _handler for h in (*_root.handlers, *logger.handlers))
-    if has_own_place:
+    has_handler = logging.getLogger().handlers or any(h is not _handler for h in (*_root.handlers, *logger.handlers))
+    if has_handler:
         _root.removeHandler(_handler)
     elif _handler not in _root.handlers:
         _root.addHandler(_handler)
@@ -72,7 +72,7 @@ def note(topic: str, message: str, *args: Any, level: int | None = None) -> None
 
 
 def _apply() -> None:
-    """Sets the levels of the loggers as ``config.log`` says."""
+    """Set the levels of the loggers to those of ``config.log``."""
     global _applied, _on
     parts = {part.strip() for part in config.log.split(",")}
     base = min((LEVELS[part] for part in parts & LEVELS.keys()), default=logging.WARNING)

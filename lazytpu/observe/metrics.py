@@ -1,4 +1,4 @@
-"""Counters, timers and steps: what happened, how often and for how long."""
+"""Count and time what happens, and keep what each step cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from lazytpu.observe import metrics_tables
 from lazytpu.observe.metrics_tables import Step
@@ -26,24 +25,24 @@ _base: dict[str, int] = {}
 
 
 def count(name: str, amount: int = 1) -> None:
-    """Adds to a counter."""
+    """Add to a counter."""
     _counters[name] += amount
 
 
 def count_hit() -> None:
-    """Notes that a graph was found and started."""
+    """Count a graph that was found and started."""
     _counters["cache_hit"] += 1
     _counters["execute"] += 1
 
 
 def count_fallback(op: str) -> None:
-    """Notes that ``op`` ran on the CPU for want of a lowering."""
+    """Count an op that ran on the CPU because it has no lowering."""
     _fallbacks[op] += 1
     _counters["fallback"] += 1
 
 
 def timer(name: str) -> Series:
-    """The timer of that name, which stays the same object for good."""
+    """Return the timer of that name, always the same object."""
     found = _timers.get(name)
     if found is None:
         found = _timers[name] = Series()
@@ -61,17 +60,17 @@ def all_sizes() -> dict[str, Series]:
 
 
 def sizes(name: str) -> Series | None:
-    """The sizes in bytes of the transfers of a name, None where there were none."""
+    """Return the sizes in bytes of the transfers of a name, None where there were none."""
     return _sizes.get(name)
 
 
 def add_time(name: str, seconds: float) -> None:
-    """Adds one measurement to a timer."""
+    """Add one measurement to a timer."""
     timer(name).add(seconds)
 
 
 def add_transfer(name: str, seconds: float, size: int) -> None:
-    """Adds a transfer to the counters ``name`` and ``<name>_bytes`` and to the timer ``name``.
+    """Add a transfer to the counters ``name`` and ``<name>_bytes`` and to the timer ``name``.
 
     Args:
         size: in bytes.
@@ -86,13 +85,13 @@ def add_transfer(name: str, seconds: float, size: int) -> None:
 
 
 def add_step(step: Step) -> None:
-    """Keeps what a step cost; the last `MAX_STEPS` are kept."""
+    """Keep what a step cost; the last `MAX_STEPS` are kept."""
     _steps.append(step)
 
 
 @contextmanager
 def timed(name: str) -> Iterator[None]:
-    """Adds the time spent inside to a timer."""
+    """Add the time spent inside to a timer."""
     start = time.perf_counter()
     try:
         yield
@@ -101,12 +100,12 @@ def timed(name: str) -> Iterator[None]:
 
 
 def counter(name: str) -> int:
-    """How often something happened since the last `reset`.
+    """Return how often something happened since the last `reset`.
 
-    ``compile``, ``cache_hit``, ``step`` (calls of ``mark_step``), ``cut`` (graphs cut, for whatever
-    reason), ``op`` (ops recorded), ``execute``, ``transfer_in``, ``transfer_out``, ``transfer_in_bytes``,
-    ``transfer_out_bytes``, ``donated`` (buffers given up to the results of a graph), ``fallback`` and
-    ``cut: <reason>``; 0 for a name never counted.
+    ``compile``, ``cache_hit``, ``step`` (calls of ``mark_step``), ``cut`` (graphs cut, for any reason), ``op`` (ops
+    recorded), ``execute``, ``transfer_in``, ``transfer_out``, ``transfer_in_bytes``, ``transfer_out_bytes``,
+    ``donated`` (buffers donated to the results of a graph), ``fallback`` and ``cut: <reason>``; 0 for a name never
+    counted.
     """
     elsewhere = _kept_elsewhere()
     return elsewhere[name] - _base.get(name, 0) if name in elsewhere else _counters[name]
@@ -118,18 +117,18 @@ def _kept_elsewhere() -> dict[str, int]:
 
 
 def plain_counters(names: Iterable[str]) -> list[int]:
-    """Counters that are kept here, since the last `reset`."""
+    """Return counters that are kept here, since the last `reset`."""
     return [_counters.get(name, 0) for name in names]
 
 
 def counters() -> dict[str, int]:
-    """All counters that are not zero."""
+    """Return all counters that are not zero."""
     names = sorted({*_counters, *_kept_elsewhere()})
     return {name: counter(name) for name in names if counter(name)}
 
 
 def timers() -> dict[str, tuple[int, float]]:
-    """Name to (how many measurements, their sum in seconds).
+    """Return (the number of measurements, their sum in seconds) by name.
 
     ``lower`` (to StableHLO), ``compile`` (XLA), ``cut`` (ending a graph, without these), ``dispatch`` (starting a
     compiled graph), ``wait`` (for the device), ``transfer_in``, ``transfer_out``, and ``run`` (the device at work; only
@@ -139,12 +138,12 @@ def timers() -> dict[str, tuple[int, float]]:
 
 
 def fallbacks() -> dict[str, int]:
-    """Ops that ran on the CPU because they have no lowering, with how often."""
+    """Return how often each op without a lowering ran on the CPU."""
     return dict(_fallbacks)
 
 
-def steps() -> list[dict[str, Any]]:
-    """What each of the last steps cost, the oldest first: the fields of `lazytpu.observe.metrics_tables.Step`.
+def steps() -> list[dict[str, float | None]]:
+    """Return what each of the last steps cost, the oldest first: the fields of `lazytpu.observe.metrics_tables.Step`.
 
     A step ends with `lazytpu.mark_step`, or with a call of a function that `lazytpu.compile` replays.  The last
     1,000 steps since `reset` are kept.
@@ -157,7 +156,7 @@ def steps() -> list[dict[str, Any]]:
 
 
 def reset() -> None:
-    """Sets every counter and timer to zero and forgets the steps and what `lazytpu.explain` tells."""
+    """Reset every counter and timer, and forget the steps and what `lazytpu.explain` shows."""
     _counters.clear()
     for series in (*_timers.values(), *_sizes.values()):
         series.clear()
@@ -168,5 +167,5 @@ def reset() -> None:
 
 
 def report() -> str:
-    """What the steps cost, counters, timers and fallbacks, as tables for people."""
+    """Return tables of the costs of steps, counters, timers and fallbacks, as text."""
     return metrics_tables.text_of(metrics_tables.tables(list(_steps), counters(), timers(), fallbacks()))

@@ -1,20 +1,21 @@
-"""What a step cost, and the tables of `lazytpu.metrics.report`."""
+"""What a step cost, and tables of it and other metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 
 class Step(NamedTuple):
     """What one step cost.  Times are in seconds, sizes in bytes.
 
-    The times from ``python_s`` to ``transferring_s`` add up to ``total_s``, except that what a `DeviceLoader`'s
-    thread transfers meanwhile is in ``background_s``.  The device runs beside all of them.  Writing a dump is left out.
+    The times from ``python_s`` to ``transferring_s`` add up to ``total_s``; what a `DeviceLoader`'s thread transfers
+    meanwhile is in ``background_s``.  The device runs in parallel to all of them.  Writing a dump is left out.
 
     Attributes:
         number: counts from 1.
@@ -94,58 +95,90 @@ _COUNTS = {
 _SIZES = {"donated": "donated_bytes", "bytes in": "bytes_in", "bytes out": "bytes_out"}
 
 
+def amount(number: float) -> str:
+    """Return ``1.23 M``: three digits and a prefix."""
+    for unit in ("", " K", " M", " G", " T", " P"):
+        if abs(number) < 1000:
+            return f"{number:.0f}" if not unit else f"{number:.3g}{unit}" if number < 999.5 else f"{number:.0f}{unit}"
+        number /= 1000
+    return f"{number:.3g} E"
+
+
+def size(number: float) -> str:
+    """Return ``1.23 MB``."""
+    text = amount(number)
+    return f"{text}B" if " " in text else f"{text} B"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", left: int = 1) -> Table:
+    """Return a table whose first ``left`` columns are text and the others numbers."""
+    made = Table(
+        box=box.SIMPLE_HEAD,
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+        pad_edge=False,
+    )
+    for i, head in enumerate(heads):
+        if i < left:
+            made.add_column(head, overflow="fold")
+        else:
+            made.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
 def tables(
     steps: Sequence[Step],
     counters: Mapping[str, int],
     timers: Mapping[str, tuple[int, float]],
     fallbacks: Mapping[str, int],
 ) -> list[Table]:
-    """The tables of the report (``rich`` renderables), for a terminal of any width."""
+    """Return the tables of `lazytpu.metrics.report`."""
     found = [steps_table(steps)] if steps else []
-    found.append(_table("counter", ("count",), [(name, f"{n:,}") for name, n in counters.items()]))
+    found.append(table(("counter", "count"), [(name, f"{n:,}") for name, n in counters.items()]))
     rows = [(name, f"{n:,}", f"{total:.3f}", f"{1e3 * total / n:.3f}") for name, (n, total) in timers.items()]
-    found.append(_table("timer", ("count", "seconds", "ms each"), rows))
+    found.append(table(("timer", "count", "seconds", "ms each"), rows))
     if fallbacks:
-        found.append(_table("fallback to the CPU", ("count",), [(name, f"{n:,}") for name, n in fallbacks.items()]))
+        found.append(table(("fallback to the CPU", "count"), [(name, f"{n:,}") for name, n in fallbacks.items()]))
     return found
 
 
 def text_of(found: Sequence[Table]) -> str:
-    """Tables as plain text."""
-    from rich.console import Console
-
+    """Return tables as plain text."""
     out = StringIO()
     console = Console(file=out, width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
-    for table in found:
-        console.print(table)
+    for each in found:
+        console.print(each)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().lstrip("\n").splitlines())
 
 
 def steps_table(steps: Sequence[Step]) -> Table:
-    """A column for each of the last steps, and one for the mean of those that compiled nothing."""
+    """Return a table with a column for each of the last steps, and one for the mean of those that compiled nothing."""
     shown = list(steps[-SHOWN_STEPS:])
     steady = [s for s in steps if not _made_graphs(s)] or list(steps)
-    heads = ["mean*", "share", *[f"step {s.number}" for s in shown]]
-    table = _table("ms", heads, [])
+    made = table(["ms", "mean*", "share", *[f"step {s.number}" for s in shown]], [])
     total = _mean(steady, "total_s") or 1.0
     for name, field in _TIMES.items():
         mean = _mean(steady, field)
         share = "-" if mean is None else f"{100 * mean / total:.0f} %"
         row = [_milliseconds(mean), share, *[_milliseconds(getattr(s, field)) for s in shown]]
-        table.add_row(name, *row, end_section=field in ("transferring_s", "background_s"))
+        made.add_row(name, *row, end_section=field in ("transferring_s", "background_s"))
     for name, field in _COUNTS.items():
-        table.add_row(name, f"{_mean(steady, field):,.4g}", "", *[f"{getattr(s, field):,}" for s in shown])
+        made.add_row(name, f"{_mean(steady, field):,.4g}", "", *[f"{getattr(s, field):,}" for s in shown])
     for name, field in _SIZES.items():
-        table.add_row(name, _bytes(_mean(steady, field) or 0), "", *[_bytes(getattr(s, field)) for s in shown])
+        made.add_row(name, size(_mean(steady, field) or 0), "", *[size(getattr(s, field)) for s in shown])
     kept = f"of the last {len(steps)} steps"
-    table.caption = (
+    made.caption = (
         f"* {kept}, all of which compiled" if _made_graphs(steady[0]) else f"* of those {kept} that compiled nothing"
     )
-    return table
+    return made
 
 
 def _made_graphs(step: Step) -> bool:
-    """Whether a step compiled a graph or loaded one from disk."""
+    """Return whether a step compiled a graph or loaded one from disk."""
     return step.compiles > 0 or step.loading_s > 0
 
 
@@ -156,24 +189,3 @@ def _mean(steps: Sequence[Step], field: str) -> float | None:
 
 def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1e3 * seconds:.2f}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
-
-
-def _table(first: str, heads: Sequence[str], rows: Sequence[Any]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), title_justify="left", caption_justify="left")
-    table.add_column(first, no_wrap=True)
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -1,4 +1,4 @@
-"""Measurements of one kind."""
+"""Keep the measurements of one kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_SAMPLES = 1024
 
 
 class Series:
-    """Measurements: how many, their sum, and the last `MAX_SAMPLES` of them with when they were made."""
+    """Measurements: their number, their sum, and the last `MAX_SAMPLES` of them with their times."""
 
     __slots__ = ("count", "samples", "total")
 
@@ -17,12 +17,12 @@ class Series:
         self.clear()
 
     def add(self, value: float) -> None:
-        """Adds a measurement."""
+        """Add a measurement."""
         self.count += 1
         self.total += value
         self.samples.append((time.perf_counter(), value))
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Forget all."""
         self.count, self.total = 0, 0.0
         self.samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)

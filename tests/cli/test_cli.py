@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import lazytpu
-from lazytpu.cli import info, run, tables
+from lazytpu.cli import info, run
 from lazytpu.cli.app import app
+from lazytpu.observe import metrics_tables
 from tests.support.dumped_program import run_python, the_dump
 
 
@@ -170,8 +171,8 @@ def test_info_tells_versions_devices_and_environment(monkeypatch):
     ("number", "text"), [(0, "0"), (999, "999"), (1000, "1 K"), (1234567, "1.23 M"), (999_600, "1000 K"), (5e9, "5 G")]
 )
 def test_amounts(number, text):
-    assert tables.amount(number) == text
-    assert tables.size(number) == (f"{text}B" if " " in text else f"{text} B")
+    assert metrics_tables.amount(number) == text
+    assert metrics_tables.size(number) == (f"{text}B" if " " in text else f"{text} B")
 
 
 def test_an_unknown_shim_is_refused(tmp_path):
