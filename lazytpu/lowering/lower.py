@@ -31,6 +31,7 @@ from lazytpu.lowering.in_place import after, reads_before
 from lazytpu.lowering.registry import is_strided, rule_of, target_platform
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
+from lazytpu.lowering.slice_writes import apart, overlapping_writes
 from lazytpu.lowering.support.operands import rounded
 
 Type = jax.ShapeDtypeStruct
@@ -58,6 +59,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
     first = {(kind, i): start for kind, start, stop in graph.uniform for i in range(start, stop)}
     waits = reads_before(graph) if target_platform() == "cpu" else {}
     stretches = stretches_of(graph, set(waits))
+    overlapping = overlapping_writes(graph)
 
     def step(inputs: Sequence[Any], floats: Any, ints: Any, complexes: Any) -> tuple[Any, ...]:
         packs = {"f": floats, "i": ints, "c": complexes, "taken": {}, "first": first}
@@ -77,6 +79,8 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
                 values |= lower_rows(nodes, partial(_operand, values=values, packs=packs), needed, elements)
             else:
                 args, kwargs = _arguments(nodes[0], values, packs)
+                if nodes[0] in overlapping:
+                    args[1] = apart(args[1], args[0])
                 if graph.checked:
                     checks += report_rows(nodes[0].op.recorded, stretch.start, args, kwargs)
                 values |= _run(nodes[0], args, kwargs, scopes[0], filled)
