@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache as remembered
 from typing import Any
 
@@ -28,8 +28,12 @@ from lazytpu.runtime.launch import split_donated
 _LOGGED_AFTER_S = 2.0
 _HALVES = (torch.bfloat16, torch.float16)
 
-# Reductions that XLA hands to YNNPACK on CPUs leave out the rounding of what they add up to half precision.
-_ROUNDING = {"xla_cpu_experimental_ynn_fusion_type": ""}
+# What XLA may hand to YNNPACK on CPUs, the first of these that the compiler knows.  By default that is reductions too,
+# with what they are computed from: some of them have wrong values and some end the process, and those of half precision
+# are not rounded (docs/explanation/xla-bugs.md).  Products and convolutions by themselves are right.
+_FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
+_WITHOUT_REDUCTIONS = ("LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION", "")
+_NONE = ("",)
 
 
 @regions.region("lower")
@@ -64,21 +68,22 @@ def argument_types(graph: Graph) -> tuple[list[Any], list[Any], list[Any]]:
 
 
 def options_for(graph: Graph) -> dict[str, Any]:
-    """The compiler's options for a graph: those by which values of half precision are rounded as they should be."""
+    """Return the compiler's options for a graph: those by which its values are right, and rounded as they should be."""
     if target_platform() != "cpu":
         return {}
     halves = any(v is not None and v.layout.dtype in _HALVES for node in graph.nodes for v in node.values)
-    return _rounding() if halves else {}
+    return _fusions(_NONE if halves else _WITHOUT_REDUCTIONS)
 
 
 @remembered
-def _rounding() -> dict[str, Any]:
-    """`_ROUNDING` where the compiler knows it, else nothing."""
-    try:
-        jax.jit(lambda x: x, compiler_options=_ROUNDING).lower(0.0).compile()
-    except Exception:  # jaxlib's own class, whose place has changed
-        return {}
-    return _ROUNDING
+def _fusions(choices: tuple[str, ...]) -> dict[str, Any]:
+    """Return the first of some choices of fusions that the compiler knows, else nothing."""
+    for choice in choices:
+        with suppress(Exception):  # jaxlib's own class, whose place has changed
+            options = {_FUSIONS: choice}
+            jax.jit(lambda x: x, compiler_options=options).lower(0.0).compile()
+            return options
+    return {}
 
 
 def settings() -> dict[str, Any]:
