@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
@@ -57,7 +59,7 @@ def run_on_cpu(
 
     args, kwargs = tree_map(on_cpu, (list(node.args), dict(node.kwargs)), is_leaf=lambda x: type(x) in (Value, Number))
     with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
-        kernel = COMPOSED.get(node.op.recorded, node.op.recorded)
+        kernel: Callable[..., Any] = COMPOSED.get(node.op.recorded, node.op.recorded)
         flat = tree_flatten(kernel(*args, **kwargs), is_leaf=lambda x: x is None)[0]
     results: list[torch.Tensor | None] = []
     for value, result in zip(node.values, flat, strict=True):

@@ -62,7 +62,7 @@ def _is_eligible(x: Any) -> bool:
         isinstance(x, torch.Tensor)
         and x.is_floating_point()
         and x.dtype != torch.float64
-        and x.device.type == LazyTensor.device_type  # type: ignore[attr-defined]
+        and x.device.type == LazyTensor.device_type
     )
 
 
@@ -75,7 +75,7 @@ def _cast(x: Any, dtype: torch.dtype) -> Any:
 
 
 def _autocast_dtype() -> torch.dtype:
-    return torch.get_autocast_dtype(LazyTensor.device_type)  # type: ignore[attr-defined]
+    return torch.get_autocast_dtype(LazyTensor.device_type)
 
 
 def _casting(overload: OpOverload, dtype_of: Callable[[list[Any]], torch.dtype]) -> Kernel:
@@ -170,4 +170,4 @@ def register() -> None:
     for name, kernel in _kernels().items():
         library.impl(name, kernel, KEY)
     _libraries.extend((everything, library))
-    torch.set_autocast_dtype(LazyTensor.device_type, torch.bfloat16)  # type: ignore[attr-defined]
+    torch.set_autocast_dtype(LazyTensor.device_type, torch.bfloat16)

@@ -169,7 +169,8 @@ _ATTENTION = op_of(aten._scaled_dot_product_fused_attention_overrideable.default
 def fused_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Records attention; torch wants the lengths among the results as Python numbers."""
     if on_other_device((query, key, value), {}):
-        return call_meta(_ATTENTION.overload, (query, key, value, *args), kwargs)  # type: ignore[no-any-return]
+        found: tuple[Any, ...] = call_meta(_ATTENTION.overload, (query, key, value, *args), kwargs)
+        return found
     results = list(record_new(_ATTENTION, _ATTENTION.bind((query, key, value, *args), kwargs)))
     results[4:6] = query.shape[2], key.shape[2]
     return tuple(results)

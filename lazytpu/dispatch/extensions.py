@@ -6,7 +6,7 @@ They are registered by name: the libraries are imported after this one, or never
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -31,7 +31,8 @@ _libraries: list[torch.library.Library] = []
 
 def _overload(namespace: str, name: str) -> OpOverload:
     packet, _, overload = name.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")  # type: ignore[no-any-return]
+    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    return found
 
 
 def _functional(namespace: str, name: str) -> Callable[..., Any]:
@@ -49,10 +50,11 @@ def _functional(namespace: str, name: str) -> Callable[..., Any]:
 def nms(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
     """Non-maximum suppression; cuts the graph for the number of boxes that stay, and for nothing else."""
     if on_other_device((dets, scores), {}):
-        return call_meta(_overload("torchvision", "nms"), (dets, scores, iou_threshold), {})  # type: ignore[no-any-return]
+        found: torch.Tensor = call_meta(_overload("torchvision", "nms"), (dets, scores, iou_threshold), {})
+        return found
     kept, count = record_new(op_of(torch.ops.lazytpu.nms.default), [dets, scores, iou_threshold])
     stay = int(read(count, "nms"))
-    return kept[:stay].clone()  # type: ignore[no-any-return]
+    return cast(torch.Tensor, kept[:stay].clone())
 
 
 def register() -> None:

@@ -221,7 +221,7 @@ def source_of(op: Op, lines: list[str]) -> str:
 
 def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
     """Compile the kernel of an op."""
-    scope = {
+    scope: dict[str, Any] = {
         "ABSENT": ABSENT,
         "Alias": Alias,
         "INT64_MAX": INT64_MAX,
@@ -232,7 +232,7 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
         "adopt": adopt,
         "as_strided": torch.ops.aten.as_strided.default._handle.redispatch_boxed,
         "create": torch._C._acc.create_empty_tensor,
-        "device_type": LazyTensor.device_type,  # type: ignore[attr-defined]
+        "device_type": LazyTensor.device_type,
         "float_key": float_key,
         "general": general,
         "load": load,
@@ -243,7 +243,8 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
     }
     exec(_code_of(source_of(op, lines)), scope)
     scope["kernel"].__qualname__ = f"kernel of {op.name}"
-    return scope["kernel"]  # type: ignore[no-any-return]
+    found: Kernel = scope["kernel"]
+    return found
 
 
 @functools.cache

@@ -6,7 +6,7 @@ C++ tensor is pointed there and its cell with it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -16,7 +16,7 @@ from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.ir.tree import trace
 from lazytpu.ir.types import is_dense
 from lazytpu.tensors.layout import Layout, geometry_of, root_layout
-from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve
+from lazytpu.tensors.storage import NOTHING, Storage, cell_at, new_storage, resolve
 from lazytpu.tensors.tensor import forget_cell, make
 from lazytpu.torch_backend.saving import settle
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
@@ -35,7 +35,8 @@ def in_place_view(overload: OpOverload) -> Kernel:
 
     def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not is_device_tensor(tensor):
-            return call_meta(overload, (tensor, *args), kwargs)  # type: ignore[no-any-return]
+            found: torch.Tensor = call_meta(overload, (tensor, *args), kwargs)
+            return found
         try:
             storage, _, layout = layouts_of(op, tensor, args, kwargs)
         except (RuntimeError, IndexError):  # its message names ``t``, not ``t_``
@@ -82,7 +83,7 @@ def _grow(storage: Storage, raw: torch.UntypedStorage, meta: torch.Tensor) -> St
                     transaction.write(larger, node.value)
     geometry = (*storage.layout.geometry[:2], 0, storage.layout.dtype, 0)
     storage.moved = (larger, larger.layout.child_at(geometry))
-    storage.value, storage.step, storage.buffer, storage.reads = None, 0, None, None
+    storage.value, storage.step, storage.buffer, storage.reads = NOTHING, 0, None, None
     raw._s = larger  # type: ignore[attr-defined]
     return larger
 
@@ -100,13 +101,15 @@ def resize_(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> to
 @kernel("resize_as_")
 def resize_as_(tensor: torch.Tensor, template: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
     """Composed by torch of `resize_`."""
-    return aten.resize_as_.default.redispatch(META, tensor, template, memory_format=memory_format)  # type: ignore[no-any-return]
+    found: torch.Tensor = aten.resize_as_.default.redispatch(META, tensor, template, memory_format=memory_format)
+    return found
 
 
 @kernel("set_")
 def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
     if not is_device_tensor(tensor):
-        return aten.set_.default(tensor)  # type: ignore[no-any-return]
+        found: torch.Tensor = aten.set_.default(tensor)
+        return found
     storage = new_storage(root_layout((0,), (1,), tensor.dtype))
     return _place(tensor, make(storage).untyped_storage(), storage, storage.layout)
 
@@ -114,9 +117,11 @@ def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
 @kernel("set_.source_Tensor")
 def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if not is_device_tensor(tensor):
-        return aten.set_.source_Tensor(tensor, source)  # type: ignore[no-any-return]
+        found: torch.Tensor = aten.set_.source_Tensor(tensor, source)
+        return found
     if not is_device_tensor(source):
-        return _set.redispatch(META, tensor, source.untyped_storage(), 0, (), ())  # type: ignore[no-any-return] # raises
+        raw = source.untyped_storage()
+        return cast(torch.Tensor, _set.redispatch(META, tensor, raw, 0, (), ()))  # raises
     with lock, torch.no_grad(), torch._C.DisableTorchFunction():
         storage, layout = resolve(cell_of(source))
         torch.empty(0, dtype=tensor.dtype, device="meta").set_(stand_in(storage.layout, layout))  # type: ignore[call-overload] # raises
@@ -130,7 +135,8 @@ def set_storage(
     if not is_device_tensor(tensor):
         return tensor.set_(raw) if size is None else tensor.set_(raw, offset, size, stride)
     if raw.device.type != tensor.device.type:
-        return _set.redispatch(META, tensor, raw, offset, size or (), stride)  # type: ignore[no-any-return] # raises
+        found: torch.Tensor = _set.redispatch(META, tensor, raw, offset, size or (), stride)  # raises
+        return found
     with lock, torch.no_grad(), torch._C.DisableTorchFunction():
         storage = _state_of(raw)
         memory = torch.empty(storage.layout.nbytes, dtype=torch.uint8, device="meta").untyped_storage()

@@ -84,7 +84,7 @@ def empty_like(
     tensor: torch.Tensor, *args: Any, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any
 ) -> Any:
     dtype = dtype or tensor.dtype
-    if device is not None and torch.device(device).type != LazyTensor.device_type:  # type: ignore[attr-defined]
+    if device is not None and torch.device(device).type != LazyTensor.device_type:
         size = args[0] if args else tensor.shape
         stride = args[1] if len(args) > 1 else _like_stride(tensor, memory_format) if not args else _strides(size, None)
         return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=device)
@@ -138,7 +138,8 @@ def copy_(dst: torch.Tensor, src: Any, non_blocking: bool = False) -> torch.Tens
 
 @kernel("_copy_from", "_copy_from_and_resize")
 def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return copy_(dst, src)  # type: ignore[no-any-return]
+    found: torch.Tensor = copy_(dst, src)
+    return found
 
 
 def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
@@ -179,8 +180,8 @@ def to_copy(
     if not is_device_tensor(tensor):
         host = tensor.detach().to(dtype=dtype, memory_format=memory_format or torch.preserve_format)
         return from_host(host)
-    kind = LazyTensor.device_type if device is None else torch.device(device).type  # type: ignore[attr-defined]
-    if kind == LazyTensor.device_type:  # type: ignore[attr-defined]
+    kind = LazyTensor.device_type if device is None else torch.device(device).type
+    if kind == LazyTensor.device_type:
         options = {"dtype": dtype or tensor.dtype, **_format(memory_format)}
         return record_new(_TO_COPY, _TO_COPY.bind((tensor,), options))
     if kind == "meta":

@@ -58,7 +58,7 @@ def register() -> None:
     """
     name = config.device_name
     _claim(name)
-    LazyTensor.device_type = name  # type: ignore[attr-defined]
+    LazyTensor.device_type = name
     backend_registration.rename_privateuse1_backend(name)
     if not hasattr(torch.Tensor, f"is_{name}"):  # torch has its own for its own names, such as "xla"
         backend_registration.generate_methods_for_privateuse1_backend()
@@ -149,7 +149,8 @@ def _answers_in_cpp(full: str, overload: OpOverload) -> bool:
 def _overload(full: str) -> OpOverload | None:
     packet, _, overload = full[6:].partition(".")
     try:
-        return getattr(getattr(aten, packet), overload or "default")  # type: ignore[no-any-return]
+        found: OpOverload | None = getattr(getattr(aten, packet), overload or "default")
+        return found
     except (AttributeError, RuntimeError):
         return None
 

@@ -64,7 +64,7 @@ class DeviceLoader:
         if prefetch < 1:
             raise ValueError(f"prefetch is at least 1, not {prefetch}")
         self.loader, self.prefetch, self.progress = loader, prefetch, progress
-        self.device = torch.device(LazyTensor.device_type if device is None else device)  # type: ignore[attr-defined]
+        self.device = torch.device(LazyTensor.device_type if device is None else device)
         if progress:
             _require_rich()
 

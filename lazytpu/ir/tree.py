@@ -11,8 +11,9 @@ never runs Python code: this is what makes the commit of an op (see tracing/reco
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+from lazytpu.ir.op_schema import Op
 from lazytpu.ir.types import TensorType
 
 
@@ -90,13 +91,13 @@ class Node:
         self.counts: tuple[int, int, int] = (0, 0, 0) if parent is None else parent.counts
         self.executables: dict[Any, Any] = {}
         self.promoted: dict[Any, Any] | None = None
-        self.op: Any = None
+        self.op: Op = cast("Op", None)
         self.key: Any = None
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
         self.values: tuple[Value | None, ...] = ()
-        self.value: Any = None
-        self.layout: Any = None
+        self.value: Value = cast("Value", None)
+        self.layout: TensorType = cast("TensorType", None)
         self.structure: Any = 0
         self.natural: tuple[TensorType, ...] | None = None
         self.site: Any = None
@@ -106,7 +107,7 @@ class Node:
         self.values = tuple(None if lay is None else Value(self, i, lay) for i, lay in enumerate(layouts))
         self.structure = structure
         if self.values:
-            self.value, self.layout = self.values[0], layouts[0]
+            self.value, self.layout = cast(Value, self.values[0]), cast(TensorType, layouts[0])
 
     def path(self) -> list[Node]:
         """The nodes from the first op to this one."""

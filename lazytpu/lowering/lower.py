@@ -208,7 +208,8 @@ def call_from(site: Site | None) -> Callable[[Callable[[], Any]], Any]:
     scope: dict[str, Any] = {}
     source = "\n" * (site.line - 1) + f"def {_function_name(site)}(call): return call()"
     exec(compile(source, site.file, "exec"), scope)
-    return scope[_function_name(site)]  # type: ignore[no-any-return]
+    found: Callable[[Callable[[], Any]], Any] = scope[_function_name(site)]
+    return found
 
 
 def _function_name(site: Site) -> str:

@@ -25,7 +25,8 @@ def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         RuntimeError: the tensor is not a leaf; torch's message.
     """
     if id(tensor) in memo:
-        return memo[id(tensor)]  # type: ignore[no-any-return]
+        found: torch.Tensor = memo[id(tensor)]
+        return found
     if not tensor.is_leaf:
         return torch.Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-any-return,no-untyped-call] # raises
     if isinstance(tensor, torch.nn.Parameter):

@@ -8,12 +8,15 @@ current step only for a storage whose ``value`` may be used as it is; everything
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from lazytpu.ir.tree import Value, trace
 from lazytpu.tensors.layout import Layout
+
+NOTHING = cast(Value, None)
+"""What a storage holds in a step in which it was neither read nor written."""
 
 
 class Storage:
@@ -35,7 +38,7 @@ class Storage:
 
     # Defaults of the class, and no __slots__, because making one is in the hot path: what is not set there
     # costs nothing, and CPython reads such attributes as fast as slots.
-    value: Any = None
+    value: Value = NOTHING
     step: int = 0
     dirty: int = 0
     layout: Layout
@@ -82,7 +85,7 @@ def resolve(cell: Cell) -> tuple[Storage, Layout]:
 
 def storage_of(cell: Cell) -> Storage:
     """The storage that really holds a cell's contents."""
-    storage: Storage = cell.storage if type(cell) is Alias else cell  # type: ignore[assignment]
+    storage = cell.storage if isinstance(cell, Alias) else cell
     return storage if storage.moved is None else resolve(storage)[0]
 
 
@@ -119,4 +122,4 @@ def commit(contents: dict[Storage, Value], step: int, held: dict[Storage, Value]
 def write_buffer(storage: Storage, buffer: Any, shared: bool = False) -> None:
     """Replaces the contents by an array that is there already; nothing is recorded."""
     storage.buffer, storage.shared = buffer, shared
-    storage.value, storage.step, storage.reads, storage.reads_root = None, 0, None, None
+    storage.value, storage.step, storage.reads, storage.reads_root = NOTHING, 0, None, None

@@ -50,6 +50,7 @@ class LazyTensor(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     _s = _FindCell()
+    device_type: ClassVar[str] = "tpu"  # dispatch/registration.py sets the name in use
     storage_class: ClassVar[type] = torch.UntypedStorage  # saving.py puts one with contents here
 
     def detach(self) -> Any:
@@ -137,12 +138,9 @@ class LazyTensor(torch.Tensor):
 
 def lazy(tensor: Any) -> Any:
     """Gives a device tensor that C++ made its class; anything else is returned as it is."""
-    if type(tensor) is _Tensor and tensor.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+    if type(tensor) is _Tensor and tensor.device.type == LazyTensor.device_type:
         tensor.__class__ = LazyTensor
     return tensor
-
-
-LazyTensor.device_type = "tpu"  # type: ignore[attr-defined] # device.py sets the name in use
 
 
 def adopt(tensor: torch.Tensor) -> Cell:

@@ -57,7 +57,7 @@ def _swapping(convert: _Convert) -> _Convert:
 def _crosses(tensor: torch.Tensor, out: torch.Tensor) -> bool:
     """Whether a parameter leaves this device or comes to it; those that hold other tensors torch swaps itself."""
     devices = {tensor.device.type, out.device.type}
-    ours: str = LazyTensor.device_type  # type: ignore[attr-defined]
+    ours: str = LazyTensor.device_type
     crosses = len(devices) == 2 and ours in devices and isinstance(tensor, Parameter)
     return crosses and not is_traceable_wrapper_subclass(out)
 
@@ -65,7 +65,8 @@ def _crosses(tensor: torch.Tensor, out: torch.Tensor) -> bool:
 def _parameter_like(tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, UninitializedParameter):
         make: Any = UninitializedParameter  # whose signature mypy takes from its base
-        return make(tensor.requires_grad, out.device, out.dtype)  # type: ignore[no-any-return]
+        found: torch.Tensor = make(tensor.requires_grad, out.device, out.dtype)
+        return found
     made = Parameter(out, tensor.requires_grad)
     for name, value in tensor.__dict__.items():
         if name not in ("_s", "_is_param"):
@@ -95,7 +96,7 @@ def _choose_as_on_the_cpu(module: ModuleType) -> None:
     def _adjust(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         device = bound.arguments.get("device")
-        if device is not None and device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+        if device is not None and device.type == LazyTensor.device_type:
             bound.arguments["device"] = torch.device("cpu")
         return theirs(*bound.args, **bound.kwargs)
 

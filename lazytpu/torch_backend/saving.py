@@ -146,17 +146,17 @@ def _fill(state: Storage, host: torch.UntypedStorage) -> None:
 
 
 def _location(storage: Any) -> str | None:
-    if storage.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+    if storage.device.type == LazyTensor.device_type:
         return str(storage.device)
     return getattr(storage, "lazytpu_location", None)
 
 
 def _restore(storage: Any, location: str) -> LazyStorage | None:
-    if location.partition(":")[0] != LazyTensor.device_type:  # type: ignore[attr-defined]
+    if location.partition(":")[0] != LazyTensor.device_type:
         return None
     if location.partition(":")[2] not in ("", "0"):
         raise RuntimeError(
-            f"a storage was saved on {location}, but there is one device, {LazyTensor.device_type}:0. "  # type: ignore[attr-defined]
+            f"a storage was saved on {location}, but there is one device, {LazyTensor.device_type}:0. "
             "Use torch.load with map_location to map your storages to an existing device."
         )
     return _of_host(storage)
@@ -190,7 +190,7 @@ def _send(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _receive(host: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
     """Makes a device tensor of what `_send` put into shared memory."""
-    tensor = host.to(LazyTensor.device_type)  # type: ignore[attr-defined]
+    tensor = host.to(LazyTensor.device_type)
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
 
@@ -215,7 +215,7 @@ def _is_unseen(tensor: torch.Tensor) -> bool:
     """Whether a tensor is ours but not of our class; the wrappers of torch.func are neither."""
     return (
         type(tensor) is torch.Tensor
-        and tensor.device.type == LazyTensor.device_type  # type: ignore[attr-defined]
+        and tensor.device.type == LazyTensor.device_type
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not torch._is_functional_tensor(tensor)
     )
@@ -223,7 +223,7 @@ def _is_unseen(tensor: torch.Tensor) -> bool:
 
 def _to_dlpack(tensor: torch.Tensor) -> Any:
     """``torch.utils.dlpack.to_dlpack``, which would look for the contents of a device tensor in C++ memory."""
-    if tensor.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+    if tensor.device.type == LazyTensor.device_type:
         return lazy(tensor).__dlpack__()
     return torch._C._to_dlpack(tensor)
 
@@ -231,7 +231,7 @@ def _to_dlpack(tensor: torch.Tensor) -> Any:
 def register() -> None:
     """Teaches torch and multiprocessing to save, load, copy and send device tensors."""
     LazyTensor.storage_class = LazyStorage
-    setattr(torch.UntypedStorage, LazyTensor.device_type, to_storage)  # type: ignore[attr-defined]
+    setattr(torch.UntypedStorage, LazyTensor.device_type, to_storage)
     torch.serialization.register_package(9, _location, _restore)
     ForkingPickler.register(LazyTensor, _send)
     vars(torch)["to_dlpack"] = vars(torch.utils.dlpack)["to_dlpack"] = _to_dlpack

@@ -18,7 +18,7 @@ from lazytpu.observers import Observer, add, notify
 from lazytpu.runtime import index_checks, launch, placement, transfers
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
-from lazytpu.tensors.storage import Storage
+from lazytpu.tensors.storage import NOTHING, Storage
 from lazytpu.tracing import record
 from lazytpu.tracing.liveness import key_of, live_storages
 from lazytpu.tracing.planning import Plan, Planner, plan_of
@@ -134,7 +134,7 @@ def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
             buffer = buffers[value]
             storage.buffer, storage.shared = buffer, id(buffer) in first
             first.setdefault(id(buffer), storage).shared = storage.shared
-        storage.value, storage.step = None, 0
+        storage.value, storage.step = NOTHING, 0
 
 
 class _OpCount(Observer):

@@ -42,7 +42,8 @@ def load(cell: Cell) -> Value:
     chain of view ops, once until the storage is written again.
     """
     if type(cell) is Storage and cell.step == trace.step:
-        return cell.value  # type: ignore[no-any-return]
+        found: Value = cell.value
+        return found
     with lock:
         while True:
             step = trace.step
@@ -61,7 +62,7 @@ def _load_storage(storage: Storage, step: int) -> Value:
     if storage.buffer is None:  # never written: torch.empty
         value = record(EMPTY, [list(layout.size), layout.dtype], layouts=(layout,)).value
         commit({storage: value}, step)
-        return value  # type: ignore[no-any-return]
+        return value
     trace.refuse_if_closed()
     if not trace.inputs:
         collect_before_step()
@@ -114,12 +115,13 @@ def view_value(source: Value, layout: Layout) -> Value:
 
 def cell_of(tensor: Any) -> Cell:
     """The cell of a device tensor, whichever class C++ gave it."""
-    return tensor._s if type(tensor) is LazyTensor else LazyTensor._s.__get__(tensor, LazyTensor)  # type: ignore[no-any-return]
+    found: Cell = tensor._s if type(tensor) is LazyTensor else LazyTensor._s.__get__(tensor, LazyTensor)
+    return found
 
 
 def is_device_tensor(x: Any) -> bool:
     """Whether ``x`` is a tensor on the lazy device."""
-    return type(x) is LazyTensor or isinstance(x, torch.Tensor) and x.device.type == LazyTensor.device_type  # type: ignore[attr-defined]
+    return type(x) is LazyTensor or isinstance(x, torch.Tensor) and x.device.type == LazyTensor.device_type
 
 
 class MixedDevicesError(RuntimeError):
@@ -215,14 +217,14 @@ def tensor_key(x: Any, numbers: list[Any]) -> Any:
     if cls is Storage or cls is Alias:
         return load(x)
     if isinstance(x, torch.Tensor):
-        if x.device.type == LazyTensor.device_type:  # type: ignore[attr-defined]
+        if x.device.type == LazyTensor.device_type:
             return load(cell_of(x))
         if x.dim() == 0 and x.device.type == "cpu":
             numbers.append(x.item())
             return x.dtype
         raise MixedDevicesError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
-            f"{LazyTensor.device_type}:0 and {x.device}!"  # type: ignore[attr-defined]
+            f"{LazyTensor.device_type}:0 and {x.device}!"
         )
     return number_key(x, numbers)
 

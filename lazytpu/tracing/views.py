@@ -128,7 +128,8 @@ _REAL, _IMAG = op_of(aten.real.default), op_of(aten.imag.default)
 
 def _record(op: Any, parent: Layout, *args: Any) -> Value:
     """A node whose result is the parent again."""
-    return record(op, list(args), layouts=(parent,)).value  # type: ignore[no-any-return]
+    found: Value = record(op, list(args), layouts=(parent,)).value
+    return found
 
 
 def _reshape(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:

@@ -180,7 +180,7 @@ class Conversion:
     def _full(self, tensor: torch.Tensor) -> Value:
         made = self._node(_FULL, (list(tensor.shape), tensor.item()), {"dtype": tensor.dtype})
         made.set_results((_layout(tensor),), 0)
-        return made.value  # type: ignore[no-any-return]
+        return made.value
 
     def _scalar(self, x: Any) -> Value:
         return x if type(x) is Value else self._full(torch.tensor(x, dtype=_NUMBER[type(x)]))
@@ -239,7 +239,7 @@ class Conversion:
         made = self._node(op, (source,) if named else (source, wanted), named)
         dtype = layout.dtype if named else source.layout.dtype
         made.set_results((root_layout(layout.size, torch.empty(layout.size, device="meta").stride(), dtype),), 0)
-        return made.value  # type: ignore[no-any-return]
+        return made.value
 
     def _arithmetic(self, target: Any, args: Sequence[Any]) -> Any:
         if not any(type(x) is Value for x in args):

@@ -123,6 +123,7 @@ class Capture:
         for storage in live:
             if id(storage) in fresh and id(storage) not in explained:
                 node = storage.value.node
+                assert node is not None  # nothing fresh is an input
                 call.unexplained = True
                 call.problem = f"a tensor of the call is kept after it: the result of {_place(node)}"
         seed, counter = self._draws

@@ -253,7 +253,7 @@ def compile(function: Callable[..., Any], *, verify_every: int = 0) -> CompiledS
 
 
 def _modes() -> Any:
-    device: str = LazyTensor.device_type  # type: ignore[attr-defined]
+    device: str = LazyTensor.device_type
     return (
         torch.is_grad_enabled(),
         torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),

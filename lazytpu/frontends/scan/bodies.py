@@ -135,7 +135,7 @@ class _Builder:
         node.op, node.args, node.kwargs = _FULL, (list(layout.size), 0.0), {"dtype": layout.dtype}
         node.set_results((layout,), 0)
         self._zeros[node.value] = node
-        return node.value  # type: ignore[no-any-return]
+        return node.value
 
     def body(self, nodes: Sequence[Node], arguments: Sequence[Value], results: Sequence[Any]) -> Subgraph:
         """The body that computes ``results`` of ``arguments`` and the numbers behind them."""
