@@ -1,7 +1,7 @@
 """What the CPU's kernels refuse and torch's meta kernels let pass: dtypes, ranks, values of attributes.
 
 The CPU's own kernel is asked once for each kind of arguments, on stand-ins: tensors of the same sizes if these are
-small, and of a few elements if not.  It may refuse their contents, so it is asked with two kinds of them.
+small, and of a few elements if not.  It may refuse their contents, so it is asked with three kinds of them.
 """
 
 from __future__ import annotations
@@ -58,6 +58,15 @@ def ones(stand_in: torch.Tensor) -> None:
             stand_in.diagonal(dim1=-2, dim2=-1).fill_(1)
         else:
             stand_in.fill_(1)
+
+
+def all_ones(stand_in: torch.Tensor) -> None:
+    """Fill with ones: probabilities in every row, also where there are more rows than columns."""
+    with suppress(RuntimeError):  # memory that overlaps
+        stand_in.fill_(1)
+
+
+CONTENTS: tuple[Contents, ...] = (zeros, ones, all_ones)
 
 
 def is_of_another_device(error: Exception) -> bool:
@@ -160,7 +169,7 @@ def _error_on_cpu(op: Op, named: dict[str, Any], sizes: dict[int, int]) -> Excep
     state = torch.get_rng_state() if op.random else None
     error: Exception | None = None
     try:
-        for contents in (zeros, ones):
+        for contents in CONTENTS:
             try:
                 _call(op, named, sizes, "cpu", contents)
                 return None

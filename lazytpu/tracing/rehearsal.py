@@ -18,7 +18,7 @@ from lazytpu.ir.op_schema import ABSENT, OpOverload
 from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Alias, Storage, resolve, storage_of
 from lazytpu.tracing.record import cell_of, is_device_tensor
-from lazytpu.tracing.refusals import Contents, ones, zeros
+from lazytpu.tracing.refusals import CONTENTS, Contents, zeros
 
 _OVERLAP = "unsupported operation: "  # how torch's errors about overlapping memory begin
 _MAX_KNOWN = 4096
@@ -133,7 +133,7 @@ def _ask_the_cpu(overload: OpOverload, twin: OpOverload, args: Any, kwargs: Any,
 
     Meta kernels word their errors differently, and cast where kernels of the CPU refuse to.
     """
-    for contents in (zeros, ones):
+    for contents in CONTENTS:
         error = _error_of(overload, args, kwargs, contents)
         if error is None:
             return

@@ -178,3 +178,12 @@ def test_a_number_that_changes_is_refused_as_well(call: Callable[..., Any], devi
     assert (type(error), str(error)) == (type(expected), str(expected))
     lazytpu.mark_step()
     call(on_device, 3.0, 4.0)
+
+
+def test_valid_probabilities_are_taken(device: torch.device) -> None:
+    for rows, columns in ((8, 3), (3, 8), (9_000, 3), (1, 1), (0, 3), (5, 5)):
+        x = torch.full((rows, columns), 1 / columns).to(device)
+        for samples, replacement in ((1, False), (columns, False), (2 * columns, True)):
+            assert torch.multinomial(x, samples, replacement).shape == (rows, samples)
+    sampled = torch.distributions.Categorical(logits=torch.zeros(64, 4).to(device)).sample()
+    assert sampled.shape == (64,) and int(sampled.max()) < 4
