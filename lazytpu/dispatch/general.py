@@ -20,8 +20,9 @@ from lazytpu.location import site
 from lazytpu.tensors.layout import Layout, geometry_of
 from lazytpu.tensors.storage import Storage, cell_at, resolve
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
+from lazytpu.tracing.memory_checks import check_overlap, may_alias
 from lazytpu.tracing.record import MixedDevicesError, cell_of, is_device_tensor, lock, record, results_of
-from lazytpu.tracing.rehearsal import call_form, check_overlap, entangled, stand_in
+from lazytpu.tracing.sample_tensors import sample_in_storage
 from lazytpu.tracing.transaction import Transaction
 
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
@@ -52,7 +53,8 @@ def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 def call_meta(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What the op gives for meta tensors."""
-    positional, keywords = call_form(overload, args, kwargs)
+    op = op_of(overload)
+    positional, keywords = op.call_form(op.bind(args, kwargs))
     if "device" in keywords:
         keywords["device"] = torch.device("meta")
     return overload(*positional, **keywords)
@@ -108,7 +110,7 @@ def layouts_of(op: Op, tensor: torch.Tensor, args: Any, kwargs: Any) -> tuple[St
 def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[Any, ...]) -> Any:
     """The layout(s) a view op gives, learned from torch's kernel on a meta tensor that lies the same way."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        made = op.overload(stand_in(storage.layout, layout), *args)
+        made = op.overload(sample_in_storage(storage.layout, layout), *args)
     several = isinstance(made, (list, tuple))
     layouts = []
     for index, out in enumerate(made if several else [made]):
@@ -161,7 +163,7 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
         targets = flat([bound[i] for i in written])
         try:
             with lock:
-                if entangled(targets, flat([bound[i] for i in read]), pointwise=pointwise):
+                if may_alias(targets, flat([bound[i] for i in read]), pointwise=pointwise):
                     if lists:  # torch's composition of it writes one tensor after the other, as eager does
                         return overload.redispatch(META, *args, **kwargs)
                     check_overlap(overload, args, kwargs)

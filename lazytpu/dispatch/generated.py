@@ -21,8 +21,8 @@ from lazytpu.ir.op_schema import ABSENT, Argument, Op
 from lazytpu.ir.tree import trace
 from lazytpu.tensors.storage import Alias, Storage
 from lazytpu.tensors.tensor import LazyTensor, adopt, make
-from lazytpu.tracing.domains import is_factor
 from lazytpu.tracing.record import INT64_MAX, float_key, load
+from lazytpu.tracing.scalar_checks import is_factor
 
 Kernel = Callable[..., Any]
 _KINDS = {"tensor", "number", "attr", "list", "float", "scalar", "ignored"}

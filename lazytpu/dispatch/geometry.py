@@ -20,7 +20,7 @@ from lazytpu.tensors.storage import NOTHING, Storage, cell_at, new_storage, reso
 from lazytpu.tensors.tensor import forget_cell, make
 from lazytpu.torch_backend.saving import settle
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
-from lazytpu.tracing.rehearsal import stand_in
+from lazytpu.tracing.sample_tensors import sample_in_storage
 from lazytpu.tracing.transaction import Transaction
 
 _SLICE_SCATTER = op_of(aten.slice_scatter.default)
@@ -41,7 +41,7 @@ def in_place_view(overload: OpOverload) -> Kernel:
             storage, _, layout = layouts_of(op, tensor, args, kwargs)
         except (RuntimeError, IndexError):  # its message names ``t``, not ``t_``
             storage, layout = resolve(cell_of(tensor))
-            overload(stand_in(storage.layout, layout, "cpu"), *args, **kwargs)
+            overload(sample_in_storage(storage.layout, layout, "cpu"), *args, **kwargs)
             raise
         return _place(tensor, tensor.untyped_storage(), storage, layout)
 
@@ -94,7 +94,7 @@ def resize_(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> to
         return tensor.resize_(size, memory_format=memory_format)
     with lock, torch.no_grad(), torch._C.DisableTorchFunction():
         storage, layout = resolve(cell_of(tensor))
-        meta = stand_in(storage.layout, layout).resize_(size, memory_format=memory_format)
+        meta = sample_in_storage(storage.layout, layout).resize_(size, memory_format=memory_format)
         return _place_as(tensor, tensor.untyped_storage(), storage, meta)
 
 
@@ -124,7 +124,7 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, _set.redispatch(META, tensor, raw, 0, (), ()))  # raises
     with lock, torch.no_grad(), torch._C.DisableTorchFunction():
         storage, layout = resolve(cell_of(source))
-        torch.empty(0, dtype=tensor.dtype, device="meta").set_(stand_in(storage.layout, layout))  # type: ignore[call-overload] # raises
+        torch.empty(0, dtype=tensor.dtype, device="meta").set_(sample_in_storage(storage.layout, layout))  # type: ignore[call-overload] # raises
         return _place(tensor, source.untyped_storage(), storage, layout)
 
 

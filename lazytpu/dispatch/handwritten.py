@@ -17,9 +17,9 @@ from lazytpu.runtime import transfers
 from lazytpu.tensors.layout import root_layout
 from lazytpu.tensors.storage import new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
+from lazytpu.tracing.memory_checks import check_overlap, may_alias
 from lazytpu.tracing.reading import read
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
-from lazytpu.tracing.rehearsal import check_overlap, entangled
 from lazytpu.tracing.transaction import Transaction, check_broadcast, write_cast
 
 _TO_COPY = op_of(aten._to_copy.default)
@@ -127,7 +127,7 @@ def copy_(dst: torch.Tensor, src: Any, non_blocking: bool = False) -> torch.Tens
     same = src is dst
     if same:
         return dst
-    if entangled([dst], [src], pointwise=True):
+    if may_alias([dst], [src], pointwise=True):
         check_overlap(aten.copy_.default, (dst, src), {})
     if is_device_tensor(src):
         write_cast(cell_of(dst), cell_of(src))
@@ -240,7 +240,7 @@ def fill_tensor(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(
             f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions."
         )
-    if entangled([tensor], [value], pointwise=False):
+    if may_alias([tensor], [value], pointwise=False):
         check_overlap(aten.fill_.Tensor, (tensor, value), {})
     if not is_device_tensor(value):
         return _fill(tensor, value.item())

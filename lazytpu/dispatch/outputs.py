@@ -10,8 +10,8 @@ import torch
 
 from lazytpu.dispatch.general import Kernel, call_meta, flat, on_other_device
 from lazytpu.ir.op_schema import OpOverload, aten
+from lazytpu.tracing.memory_checks import check_outputs, check_overlap, may_alias
 from lazytpu.tracing.record import cell_of, lock
-from lazytpu.tracing.rehearsal import call_form, check_outputs, check_overlap, entangled
 from lazytpu.tracing.transaction import write_cast
 
 
@@ -25,14 +25,13 @@ def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if on_other_device(args, kwargs):
             return call_meta(overload, args, kwargs)
-        args, kwargs = call_form(overload, args, kwargs)  # type: ignore[assignment]
         given = args[: min((positions[n] for n in names), default=len(args))]
         outs = [kwargs[n] if n in kwargs else args[positions[n]] for n in names]
         flat_outs = flat(outs)
         rest = {k: v for k, v in kwargs.items() if k not in names}
         with lock:
             check_outputs(overload, twin, args, kwargs, names)
-            if entangled(flat_outs, flat([*given, *rest.values()]), pointwise=pointwise):
+            if may_alias(flat_outs, flat([*given, *rest.values()]), pointwise=pointwise):
                 check_overlap(overload, args, kwargs)
             results = twin(*given, **_factory_arguments(twin, outs, rest))
             results = flat(results if isinstance(results, (list, tuple)) else [results])

@@ -33,7 +33,7 @@ from lazytpu.lowering.lower import can_lower
 from lazytpu.lowering.registry import rule_of
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.torch_backend import accelerator, fork, modules, saving, torch_module
-from lazytpu.tracing import domains, meta_kernels
+from lazytpu.tracing import meta_kernels, scalar_checks
 
 KEY = "PrivateUse1"
 _libraries: list[torch.library.Library] = []
@@ -98,7 +98,7 @@ def _register_kernels() -> None:
         for full in torch._C._dispatch_get_all_op_names():
             overload = _device_overload(full)
             if overload is not None:
-                kernel = indices.taking_any(overload, domains.checked(overload, kernel_for(overload)))
+                kernel = indices.taking_any(overload, scalar_checks.checked(overload, kernel_for(overload)))
                 if any(a.name == "device" for a in overload._schema.arguments):
                     kernel = _on_a_device_there_is(kernel)
                 library.impl(full.removeprefix("aten::"), kernel, KEY)
@@ -179,7 +179,7 @@ def kernel_for(overload: OpOverload) -> Any:
         twin = functional_twin(overload)
         if twin is None or not can_lower(twin):
             return cpu_fallback.fallback(overload)
-        general = domains.checked_when_new(overload, in_place(overload, twin))
+        general = scalar_checks.checked_when_new(overload, in_place(overload, twin))
         op = op_of(overload, twin)
         if not _writes_first_only(overload):
             return general
@@ -192,7 +192,7 @@ def kernel_for(overload: OpOverload) -> Any:
         )
     if not can_lower(overload):
         return cpu_fallback.fallback(overload)
-    general = domains.checked_when_new(overload, functional(overload))
+    general = scalar_checks.checked_when_new(overload, functional(overload))
     if foreach.can_take(op) and op.returns is None:
         return foreach.functional(op, general)
     return generated.functional(op, general) if generated.can_generate(op) and _returns_tensors(overload) else general

@@ -14,16 +14,16 @@ from torch import nn
 import lazytpu
 from lazytpu.dispatch import general
 from lazytpu.ir.tree import trace
-from lazytpu.tracing import record, rehearsal
+from lazytpu.tracing import record, sample_tensors
 
 
 class Counts:
-    """How many nodes were made, types inferred and torch's kernels asked on stand-ins, since the last look."""
+    """How many nodes were made, types inferred and torch's kernels asked on samples, since the last look."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.inferred = 0
         self._nodes = trace.nodes
-        for module, name in ((record, "infer"), (general, "stand_in"), (rehearsal, "stand_in")):
+        for module, name in ((record, "infer"), (general, "sample_in_storage"), (sample_tensors, "sample_in_storage")):
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:

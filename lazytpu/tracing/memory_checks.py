@@ -1,0 +1,137 @@
+"""Memory checks: raise what eager torch raises for tensors that an op writes to.
+
+Whether an op may write to memory that overlaps, and what it makes of a tensor given as ``out=``, differs from op to
+op.  Torch is asked once for each op and `aliasing_signature`, on sample tensors that share memory as the given ones do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from lazytpu.ir.op_schema import ABSENT, OpOverload
+from lazytpu.tensors.storage import Alias, Storage, resolve, storage_of
+from lazytpu.tracing.record import cell_of, is_device_tensor
+from lazytpu.tracing.sample_tensors import argument_names, call_with_samples, error_of, named_arguments
+
+_OVERLAP = "unsupported operation: "  # how torch's errors about overlapping memory begin
+_MAX_KNOWN = 4096
+_overlap_errors: dict[Any, str] = {}  # by op and signature, empty where torch allows it
+_accepted_outputs: dict[Any, None] = {}
+
+
+def call_form(
+    overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the arguments without `ABSENT` ones."""
+    if any(x is ABSENT for x in args):
+        first = next(i for i, x in enumerate(args) if x is ABSENT)
+        kwargs = {**dict(zip(argument_names(overload)[first:], args[first:], strict=False)), **kwargs}
+        args = args[:first]
+    return args, {k: v for k, v in kwargs.items() if v is not ABSENT}
+
+
+def may_alias(written: Sequence[Any], read: Iterable[Any], *, pointwise: bool) -> bool:
+    """Return whether memory that an op writes may be reached in another way: by the same tensor, or by another one.
+
+    Args:
+        written, read: the tensors among the arguments, other things are passed over.
+        pointwise: an element that is read depends on no other, so reading the very tensor that is written is safe.
+    """
+    cells = [cell_of(t) for t in written if is_device_tensor(t)]
+    storages = {storage_of(cell) for cell in cells}
+    if len(storages) < len(cells) or any(type(cell) is Alias and cell.layout.overlapping for cell in cells):
+        return True
+    others = [cell_of(t) for t in read if is_device_tensor(t)]
+    if storages.isdisjoint([storage_of(cell) for cell in others]):
+        return False
+    return not pointwise or any(storage_of(cell) in storages and cell not in cells for cell in others)
+
+
+def check_overlap(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise torch's error where an op must not write to memory that `may_alias`."""
+    key = (overload, aliasing_signature((args, kwargs)))
+    error = _overlap_errors.get(key)
+    if error is None:
+        _make_room(_overlap_errors)
+        error = str(error_of(overload, _cells(named_arguments(overload, args, kwargs))) or "")
+        error = _overlap_errors[key] = error if error.startswith(_OVERLAP) else ""
+    if error:
+        raise RuntimeError(error)
+
+
+def check_outputs(
+    overload: OpOverload, functional: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], outs: Iterable[str]
+) -> None:
+    """Raise what torch raises for tensors given as ``out=``, of a dtype that cannot hold the result for example.
+
+    Args:
+        overload: the op that was called, with ``args`` and ``kwargs``.
+        functional: the functional variant, with the same results.
+        outs: the names of the arguments that are tensors to write to.
+    """
+    key = (overload, aliasing_signature((args, kwargs)))
+    if key in _accepted_outputs:
+        return
+    given = named_arguments(overload, args, kwargs)
+    dtypes = [t.dtype for t in tree_leaves([given[name] for name in outs])]
+    named = _cells(given)
+    read = {name: x for name, x in named.items() if name not in outs}
+    if dtypes != _dtypes_on_meta(overload, functional, named, read):  # equal ones are never refused
+        error = error_of(overload, named)  # meta kernels word errors differently, and cast where the CPU refuses to
+        if error is not None and error_of(functional, read) is None:  # else it is about what is read
+            raise error
+    _make_room(_accepted_outputs)
+    _accepted_outputs[key] = None
+
+
+def _dtypes_on_meta(
+    overload: OpOverload, functional: OpOverload, named: Mapping[str, Any], read: Mapping[str, Any]
+) -> list[torch.dtype] | None:
+    """Return the dtypes of the results, None where the meta kernels do not take the arguments."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a resized output, which whoever resizes it warns of
+            call_with_samples(overload, named)
+            return [t.dtype for t in tree_leaves(call_with_samples(functional, read))]
+    except Exception:
+        return None
+
+
+def _cells(x: Any) -> Any:
+    """Return arguments with the cells of device tensors in place of these."""
+    if isinstance(x, dict):
+        return {name: _cells(e) for name, e in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_cells(e) for e in x]
+    return cell_of(x) if is_device_tensor(x) else x
+
+
+def aliasing_signature(arguments: Any) -> Any:
+    """Return a key of all that memory checks depend on: which tensors share a storage, and how each lies in it."""
+    storages: dict[Storage, int] = {}
+    tensors: dict[int, int] = {}
+
+    def key(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return tuple([key(e) for e in x])
+        if isinstance(x, dict):
+            return tuple([(k, key(v)) for k, v in x.items()])
+        if is_device_tensor(x):
+            storage, layout = resolve(cell_of(x))
+            same = tensors.setdefault(id(x), len(tensors))
+            return same, storages.setdefault(storage, len(storages)), storage.layout, layout.geometry
+        if isinstance(x, torch.Tensor):
+            return x.dtype, tuple(x.shape)
+        return type(x) if isinstance(x, (float, complex)) else (type(x), x)
+
+    return key(arguments)
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    if len(known) >= _MAX_KNOWN:
+        known.clear()
