@@ -54,7 +54,7 @@ def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 def call_meta(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What the op gives for meta tensors."""
     op = op_of(overload)
-    positional, keywords = op.call_form(op.bind(args, kwargs))
+    positional, keywords = op.call_form(op.bind(tuple(args), kwargs))
     if "device" in keywords:
         keywords["device"] = torch.device("meta")
     return overload(*positional, **keywords)

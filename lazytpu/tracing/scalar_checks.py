@@ -111,7 +111,7 @@ def _is_number(argument: torch.Argument) -> bool:
 
 
 def _checked_to_fit(overload: OpOverload, kernel: Kernel, places: Sequence[tuple[int, str]]) -> Kernel:
-    """Return the kernel of an op that refuses numbers, at these positions, which the dtype of its tensors cannot hold."""
+    """Return the kernel of an op that refuses scalars, at these places, which the dtype of its tensors cannot hold."""
     if not places:
         return kernel
 
