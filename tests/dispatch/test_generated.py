@@ -17,7 +17,7 @@ from lazytpu.dispatch import generated
 from lazytpu.ir.op_schema import aten, op_of
 
 PACKAGE = str(Path(lazytpu.__file__).parent)
-MOST_FILES_OF_A_MISS = 21
+MOST_FILES_OF_A_MISS = 22
 MOST_FILES_TO_THE_EXECUTABLE = 60
 
 
