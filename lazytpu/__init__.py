@@ -27,6 +27,11 @@ Beside the way: `debug` (dump, report, checks, profiler), `export`, `quantizatio
 torch_mlu scripts) and `cli`.  A folder imports only those below it; ``tests/test_layers.py`` has the order.
 """
 
+import importlib as _importlib
+import sys as _sys
+import types as _types
+import typing as _typing
+
 from lazytpu import versions
 
 versions.check()  # before anything private of torch or jax is touched
@@ -36,7 +41,7 @@ from lazytpu.config import config
 from lazytpu.debug import profiler
 from lazytpu.debug.explain import explain
 from lazytpu.debug.graph_text import hlo_text, ir_dot, ir_text, stablehlo_text
-from lazytpu.dispatch.registration import register
+from lazytpu.dispatch import registration as _registration
 from lazytpu.export.package import load_package as load
 from lazytpu.frontends import control_flow as _control_flow
 from lazytpu.frontends.dynamo import backend as _backend
@@ -53,19 +58,33 @@ from lazytpu.frontends.scan.scan import scan_layers
 from lazytpu.observe import metrics
 from lazytpu.runtime.client import platform
 from lazytpu.runtime.disk_cache import store as cache
-from lazytpu.runtime.host import malloc
-from lazytpu.torch_backend import default_dtype
+from lazytpu.runtime.host import malloc as _malloc
+from lazytpu.torch_backend import default_dtype as _default_dtype
 from lazytpu.torch_backend.device import device, device_count, is_available
 from lazytpu.tracing.step import mark_step, wait
 
-malloc.share_heap()
-register()
+if _typing.TYPE_CHECKING:
+    from lazytpu import quantization
+
+_malloc.share_heap()
+_registration.register()
 _control_flow.register()
 _arrays.register()
 _call.register()
 _hooks.register(_backend)
-default_dtype.register()
+_default_dtype.register()
 sync = mark_step
+
+# Public modules that live in a folder of the pipeline: `import lazytpu.metrics` finds them too.
+_sys.modules |= {f"{__name__}.{module}": globals()[module] for module in ("cache", "metrics", "profiler")}
+
+
+def __getattr__(name: str) -> _types.ModuleType:
+    """Import `lazytpu.quantization` when it is first asked for: few programs do."""
+    if name == "quantization":
+        return _importlib.import_module(f"{__name__}.quantization")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __version__ = "0.1.0"
 __all__ = [
@@ -92,6 +111,7 @@ __all__ = [
     "metrics",
     "platform",
     "profiler",
+    "quantization",
     "scan_layers",
     "stablehlo_text",
     "sync",
