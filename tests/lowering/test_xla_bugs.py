@@ -54,6 +54,15 @@ def test_reductions_of_products_of_high_rank() -> None:
         torch.testing.assert_close((u.to(device) * v.to(device)).sum(dim).cpu(), (u * v).sum(dim))
 
 
+def test_extremes_of_long_rows_keep_nan() -> None:
+    """They were lost in rows of more than 512 elements."""
+    x = torch.zeros(7, 1001)
+    x[:, 500] = torch.nan
+    for function in (torch.amax, torch.amin):
+        assert function(x.to(device), 1).isnan().cpu().all()
+    assert x.to(device).max().isnan().item()
+
+
 def _rows_moved(b: Any) -> Any:
     t = b.reshape(4, 6)
     return lax.dynamic_update_slice(t, t[:3], (1, 0))
