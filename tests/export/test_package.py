@@ -257,7 +257,7 @@ def test_describe_and_the_commands(file, tmp_path):
     code, printed = run("inspect", file)
     assert code == 0 and "f32[4,1,3,3] parameter" in printed and "digits" in printed
     code, printed = run("run-package", file)
-    assert code == 1 and "the program takes 1 inputs (x: f32[4,1,6,6]), and 0 were given" in printed
+    assert code == 1 and "the program takes 1 inputs (x: f32[4,1,6,6]), but 0 were passed" in printed
     (tmp_path / "cut.ltz").write_bytes(file.read_bytes()[:500])
     for command in ("inspect", "run-package"):
         code, printed = run(command, tmp_path / "cut.ltz")

@@ -99,7 +99,7 @@ def test_raises_where_eager_does(device: torch.device, name: str, positions: lis
     else:
         assert isinstance(got, OutOfBoundsError), f"eager raises {want!r}"
         assert f"aten.{op}: index " in str(got)
-        assert "test_bounds.py:" in str(got)
+        assert "test_index_checks.py:" in str(got)
     # only what this table says is refused, so that it cannot be passed by refusing everything
     assert isinstance(want, Exception) == (positions not in ([0, 3], [0, -1]) or positions == [0, -1] and not negative)
 
@@ -126,7 +126,7 @@ def test_division_by_zero_raises_where_eager_does(device: torch.device, name: st
     assert run(x, whole(2, -2, device=device)).tolist() == run(x.cpu(), whole(2, -2, device="cpu")).tolist()
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         run(whole(7, -7, device="cpu"), whole(2, 0, device="cpu"))
-    with pytest.raises(ZeroDivisionError, match=rf"aten.{op}: a whole .* zero\n +at +test_bounds.py:"):
+    with pytest.raises(ZeroDivisionError, match=rf"aten.{op}: a whole .* zero\n +at +test_index_checks.py:"):
         run(x, whole(2, 0, device=device)).cpu()
     assert run(x.double(), whole(2, 0, device=device).double()).isfinite().tolist()[0]  # of floats it is no error
 
@@ -139,7 +139,7 @@ def test_the_message(device: torch.device) -> None:
         y.sum().item()
     assert str(raised.value).splitlines()[:3] == [
         "aten.index.Tensor: index 7 is out of bounds for dimension 1 with size 5",
-        f"  at    test_bounds.py:{line}",
+        f"  at    test_index_checks.py:{line}",
         "  with  f32[2,5], i64[2]",
     ]
 
@@ -161,7 +161,7 @@ def test_the_line_is_that_of_the_run_not_of_the_compile(device: torch.device) ->
     compiles = metrics.counter("compile")
     code, first = inspect.getsourcelines(lines)
     line = first + next(k for k, text in enumerate(code) if text.strip() == "x.gather(0, i).cpu()")
-    assert lines(3) == f"  at    test_bounds.py:{line}"
+    assert lines(3) == f"  at    test_index_checks.py:{line}"
     assert metrics.counter("compile") == compiles
 
 

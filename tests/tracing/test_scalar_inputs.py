@@ -123,7 +123,7 @@ def test_numbers_that_are_attributes_become_inputs_when_they_change(device: torc
         assert abs((kept.cpu() == 0).float().mean().item() - 0.1 * (i + 1)) < 0.06
     assert sum(compiles[2:]) == 0, f"{compiles}\n{lazytpu.explain()}"
     report = lazytpu.explain()
-    assert "numbers that became inputs" in report and "aten.slice.Tensor start at test_numbers.py" in report
+    assert "scalars made dynamic" in report and "aten.slice.Tensor start at test_scalar_inputs.py" in report
 
 
 def test_a_changing_write_position_compiles_twice_at_most(device: torch.device) -> None:
