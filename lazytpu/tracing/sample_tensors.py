@@ -61,6 +61,7 @@ class _Samples:
     contents: Contents | None
     resize: Resize | None
     memories: dict[Storage, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[tuple[Storage, Layout], torch.Tensor] = field(default_factory=dict)
 
     def of(self, x: Any, name: str, written: bool) -> Any:
         """Return what takes the place of an argument: samples for tensors and scalar inputs, in lists too."""
@@ -83,9 +84,14 @@ class _Samples:
         return self._filled(torch.empty_strided(size, stride, dtype=dtype, device=self.device))
 
     def _in_storage(self, storage: Storage, layout: Layout) -> torch.Tensor:
+        known = self.tensors.get((storage, layout))
+        if known is not None:  # torch asks for the very tensor where it has no elements
+            return known
         if storage not in self.memories:
             self.memories[storage] = _memory(storage.layout, self.device)
-        return self._filled(sample_in_storage(storage.layout, layout, self.device, self.memories[storage]))
+        made = self._filled(sample_in_storage(storage.layout, layout, self.device, self.memories[storage]))
+        self.tensors[storage, layout] = made
+        return made
 
     def _filled(self, sample: torch.Tensor) -> torch.Tensor:
         if self.contents is not None:
