@@ -411,16 +411,22 @@ def test_the_device_can_have_another_name(name):
 
 
 def test_import_time():
-    """The processor time that the import adds to those of torch and jax; the best of three, as others compute here."""
+    """The processor time that the import adds to those of torch and jax; the best of three, as others compute here.
+
+    Half a second, or half of what torch and jax take themselves on a slow machine.
+    """
     code = """
-        import time, torch, jax, jax.numpy
+        import time
+        began = time.process_time()
+        import torch, jax, jax.numpy
         start = time.process_time()
         import lazytpu
-        print(time.process_time() - start)
+        print(time.process_time() - start, start - began)
     """
     times = []
     for _ in range(3):
-        times.append(float(run_code(code, PYTHONDONTWRITEBYTECODE="").stdout))
-        if times[-1] < 0.5:
+        ours, theirs = map(float, run_code(code, PYTHONDONTWRITEBYTECODE="").stdout.split())
+        times.append((ours, theirs))
+        if ours < max(0.5, 0.5 * theirs):
             return
     pytest.fail(f"the import took {times} s")
