@@ -14,7 +14,7 @@ from torch._higher_order_ops.while_loop import while_loop
 import lazytpu
 from tests.support.dynamo_marks import QUIET
 
-pytestmark = [QUIET, pytest.mark.usefixtures("fresh_dynamo")]  # or sizes that other tests varied are symbolic
+pytestmark = [*QUIET, pytest.mark.usefixtures("fresh_dynamo")]  # or sizes that other tests varied are symbolic
 
 
 def branch(x, y):
