@@ -189,7 +189,10 @@ def dry_run(overload: OpOverload, named: Mapping[str, Any], resize: Resize | Non
                         break
     finally:
         torch.set_rng_state(state)
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # a cycle of it and this frame would hold the frames that called, and the tensors in them
 
 
 def error_of(overload: OpOverload, named: Mapping[str, Any], resize: Resize | None = None) -> Exception | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import lazytpu
+from lazytpu.tracing.sample_tensors import dry_run
 from tests.support.op_checks import error_of
 
 Call = Callable[[Callable[..., torch.Tensor]], Any]
@@ -187,3 +191,20 @@ def test_valid_probabilities_are_taken(device: torch.device) -> None:
             assert torch.multinomial(x, samples, replacement).shape == (rows, samples)
     sampled = torch.distributions.Categorical(logits=torch.zeros(64, 4).to(device)).sample()
     assert sampled.shape == (64,) and int(sampled.max()) < 4
+
+
+def test_a_dry_run_that_fails_holds_nothing_of_its_callers() -> None:
+    class Held:
+        pass
+
+    def fails() -> weakref.ref[Held]:
+        held = Held()
+        with suppress(RuntimeError):
+            dry_run(torch.ops.aten.mm.default, {})
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert fails()() is None, "what is held at a cut is computed"
+    finally:
+        gc.enable()
