@@ -264,7 +264,7 @@ def add_to_manifest(folder: Path, files: Mapping[str, str], missing: Mapping[str
 
 def cause_text(event: Compilation) -> str:
     """Return why a graph was compiled, without the seconds, which differ from run to run."""
-    first = f"graph {event.number}, {len(event.graph.nodes)} ops: {events.text_of(event.cause)}"
+    first = f"graph {event.number}, {len(event.graph.nodes)} ops: {event.cause.headline}"
     return "\n".join([first, *[line.strip() for line in events.lines_of(event)[1:]]])
 
 

@@ -77,7 +77,7 @@ class _Search:
 
     def _input(self, value: Value, node: Node, pending: PendingGraph) -> NonFinite:
         text = describe(value.layout, pending.contents([value])[value])
-        tensor = input_origins.surroundings().describe(value)
+        tensor = input_origins.name_of(value)
         return NonFinite("", node.site or UNKNOWN, (), text, tensor, self.graphs)
 
     def _op(self, node: Node, read: list[Value], pending: PendingGraph) -> NonFinite:

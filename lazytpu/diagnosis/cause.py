@@ -1,13 +1,80 @@
-"""Why a graph had to be compiled, in words: what is told of each cause (diagnosis.py finds it)."""
+"""The causes of compilations: their kinds, what each means, what to do about it, and their text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from lazytpu.ir.tree import Node, Value
 from lazytpu.location.site import UNKNOWN, Site
+
+
+class Kind(NamedTuple):
+    """What causes of one kind have in common.
+
+    Attributes:
+        meaning: as the reference has it.
+        fix: what to do about it where the cause says nothing else; empty where nothing is to be done.
+        same_path: the ops are those of a known graph.
+    """
+
+    meaning: str
+    fix: str = ""
+    same_path: bool = False
+
+
+KINDS = {
+    "first": Kind("the first graph"),
+    "start": Kind("a graph that begins with another op than those before"),
+    "input": Kind(
+        "an input has another shape, dtype or memory layout", "pad it to one of a few sizes, and mask the padding"
+    ),
+    "operand": Kind(
+        "an op takes another tensor than before, or one more or fewer",
+        "pass the same tensors, with the same memory layout, in every step",
+    ),
+    "attribute": Kind(
+        "an argument that is part of the program has another value",
+        "keep it constant, or expect one graph per value: it decides shapes or selects the formula",
+    ),
+    "number": Kind(
+        "a Python number is of another type, such as int instead of float",
+        "use the same type in every step: 1.0, not 1",
+    ),
+    "dynamic": Kind(
+        "a number that was a constant changed, and is a scalar input from now on",
+        "none needed, other values reuse this graph",
+    ),
+    "branch": Kind(
+        "Python's control flow took another path",
+        "none needed for a few control paths, each has its graph; where data decides, torch.where keeps one graph",
+    ),
+    "mode": Kind(
+        "a module was switched between train() and eval()", "none needed, train() and eval() have one graph each"
+    ),
+    "gradient": Kind(
+        "a gradient is accumulated where there was none before, or parameters were frozen or unfrozen",
+        "none needed if gradients are accumulated; else call optimizer.zero_grad() before each backward()",
+    ),
+    "longer": Kind("the graph goes on where it was cut before", "cut at the same place in every step", True),
+    "shorter": Kind("the graph is cut where it went on before", "cut at the same place in every step", True),
+    "live": Kind(
+        "other results are held at the cut", "keep the same tensors in every step: what is held is computed", True
+    ),
+    "donation": Kind(
+        "other inputs can be donated", "share its memory (copy_, to_jax, dlpack) in every step or in none", True
+    ),
+    "setting": Kind("a setting of lazytpu.config changed", "none needed, each setting has its graph", True),
+    "flag": Kind("a setting of torch changed, and with it the ops", "none needed, each setting has its graph"),
+    "version": Kind("the disk cache has the program, made by another version or with other settings"),
+    "forgotten": Kind(
+        "the program was compiled before and evicted",
+        "raise lazytpu.config.max_executables, or compile fewer different graphs",
+    ),
+    "unfinished": Kind("the ops were recorded before, but never compiled"),
+}
+"""The kinds of causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +84,9 @@ class Cause:
     Attributes:
         kind: one of `KINDS`.
         text: the cause in words.
-        site, other: the line where the paths part, and the line on the known path.
-        given: what is known of the tensor or number in question: its name, where it came from, how many were seen.
-        fix: what to do about it, empty where nothing is to be done.
+        site, other: the line where the paths diverge, and the line on the known path.
+        given: what is known of the tensor or number in question: its name, where it came from, what was seen here.
+        fix: what to do about it, by default that of its kind.
         known: number of the compiled graph on the known path, 0 where there is none.
     """
 
@@ -31,67 +98,49 @@ class Cause:
     fix: str = ""
     known: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.fix:
+            object.__setattr__(self, "fix", KINDS[self.kind].fix)
 
-KINDS = {
-    "first": "the first graph",
-    "start": "a graph that begins with another op than those before",
-    "input": "an input has another shape, dtype or memory layout",
-    "operand": "an op takes another tensor than before, or one more or fewer",
-    "attribute": "an argument that is part of the program has another value",
-    "number": "a Python number is of another kind, such as int instead of float",
-    "promoted": "a number that was a constant changed, and is an input from now on",
-    "branch": "Python's control flow took another control path",
-    "mode": "a module was switched between train() and eval()",
-    "gradient": "a gradient is added to one that is there, or no longer is",
-    "longer": "the graph goes on where it was cut before",
-    "shorter": "the graph is cut where it went on before",
-    "live": "other tensors are held at the cut",
-    "donation": "other inputs may be overwritten",
-    "setting": "a setting of lazytpu.config changed",
-    "flag": "one of torch's flags changed, and with it the ops",
-    "version": "the disk cache has the program, made by another version or with other settings",
-    "forgotten": "the program had been compiled and was forgotten",
-    "unfinished": "the ops were recorded before, but never compiled",
-}
-"""The kinds of causes, and what each means."""
+    @property
+    def headline(self) -> str:
+        """The cause with the graph that it was compared with: ``diverges from graph 2 at op 3 (aten.view), ...``."""
+        if not self.known:
+            return self.text
+        if KINDS[self.kind].same_path:
+            return f"is graph {self.known}, but {self.text}"
+        return f"diverges from graph {self.known} at {self.text}"
+
+    @property
+    def was(self) -> str:
+        """The line on the known path where it is another; empty where it is not."""
+        return self.other.describe() if self.other.file and self.other != self.site else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the trace tree does not know by itself.
+class Context:
+    """What is known at a cut beside the trace tree.
 
     Attributes:
         describe: a value of this step to the name and origin of the tensor that holds it; empty where unknown.
-        number_of: an executable to the number of its graph; 0 where it was not compiled in this process.
         settings: the settings that are part of a program, by name.
         donate: whether ``lazytpu.config.donate`` is on.
-        compiled: how many graphs were compiled before.
         end: where this graph is cut.
-        end_of: the number of a graph to where it was cut when it was compiled; `UNKNOWN` where that is not known.
-        resumed: this graph begins in the middle of a step, after a cut that something forced.
-        names: number of an input of this step that is a parameter or buffer to its name.
-        name_of: the number of a graph, and that of an input, to the name the input had when the graph was compiled;
-            empty where it is not known.
     """
 
     describe: Callable[[Value], str] = lambda value: ""
-    number_of: Callable[[Any], int] = lambda executable: 0
-    settings: dict[str, Any] | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
     donate: bool = True
-    compiled: int = 0
     end: Site = UNKNOWN
-    end_of: Callable[[int], Site] = lambda number: UNKNOWN
-    resumed: bool = False
-    names: dict[int, str] = field(default_factory=dict)
-    name_of: Callable[[int, int], str] = lambda number, index: ""
 
-    def graph_through(self, node: Node) -> int:
-        """The number of the newest compiled graph whose path leads through a node."""
-        while True:
-            for reference, _ in reversed(node.executables.values()):
-                executable = reference()
-                if executable is not None:
-                    return self.number_of(executable)
-            if not node.children:
-                return 0
-            node = next(reversed(node.children.values()))
+
+def graph_through(node: Node) -> int:
+    """Return the number of the newest compiled graph whose path leads through a node; 0 where there is none."""
+    while True:
+        for reference, _ in reversed(node.executables.values()):
+            executable = reference()
+            if executable is not None:
+                return int(executable.usage.number)
+        if not node.children:
+            return 0
+        node = next(reversed(node.children.values()))

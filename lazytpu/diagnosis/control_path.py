@@ -1,150 +1,115 @@
-"""What made Python take another way, from the lines that two ops came from."""
+"""Say why two paths have different ops at a place: a statement, a mode, a gradient, an optimizer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from lazytpu.diagnosis import events
+from lazytpu.diagnosis.cause import Cause
 from lazytpu.dtypes import short_name
+from lazytpu.ir.tree import Node
 from lazytpu.location import source
 from lazytpu.location.site import Site
 
-_KEPT = "nothing, if there are few ways: each is kept; where data decides, torch.where puts both into one graph"
+_STATE_OPS = tuple(f"aten.{name}" for name in ("zeros", "full", "empty", "ones", "new_", "clone"))
+_FROZEN = "none needed if parameters were frozen on purpose; else require the same gradients in every step"
+_LOOP = "run the same number of iterations in every step, or pad"
 
-_ONE_EACH = "nothing, if it happens once: a graph is kept for each way"
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """What made the difference, in words, what to do about it, and the line of the statement where one was found."""
-
-    text: str
-    fix: str
-    line: int = 0
-
-    @property
-    def found(self) -> bool:
-        """Whether a statement was found."""
-        return bool(self.line)
-
-
-def mode_switch(new: Site, old: Site) -> str:
-    """``Net was in train mode and is in eval mode`` where a module was switched; else empty."""
-    if new.training is None or old.training is None or not new.module:
-        return ""
-    outer = new.module.partition(".")[0]
-    if outer == old.module.partition(".")[0] and new.training[0] != old.training[0]:
-        return _switched(outer, new.training[0])
-    if new.module == old.module and new.training[1] != old.training[1]:
-        return _switched(new.module, new.training[1])
-    return ""
+# What decides inside torch, where the user's own line is the same: the text, and the fix.
+_FIRST_STEP = ("the first optimizer step allocates its state", "none needed, later steps reuse this graph")
+_OPTIMIZER = (
+    "other parameters have gradients, or the optimizer's settings changed",
+    "give the same parameters gradients in every step: zero_grad(set_to_none=False) gives zeros for none",
+)
+_BACKWARD = (
+    "the backward pass computes another gradient: other tensors require gradients, or autograd's graph changed",
+    _FROZEN,
+)
+_VIEW = ("an operand was added, left out, or has another memory layout", "")
+_CALL = ("an argument that is no tensor decides, or which tensors require gradients", "")
 
 
-def _switched(module: str, training: bool) -> str:
-    modes = ("eval", "train")
-    return f"{module} was in {modes[not training]} mode and is in {modes[training]} mode"
+def at_op(node: Node, other: Node | None = None) -> str:
+    """Return ``op 3 (aten.mul.Tensor)``, or ``op 3 (aten.cosh instead of aten.exp)`` where another op was known."""
+    instead = f" instead of {other.op.name}" if other is not None and other.op is not node.op else ""
+    return f"op {node.depth} ({node.op.name}{instead})"
 
 
-def flag_switch(new: Site, old: Site) -> str:
-    """What was switched around a line that both paths have: ``torch.autocast was off and is on (bf16)``; else empty."""
-    if new.stack[:1] != old.stack[:1] or new.modes == old.modes:
-        return ""
-    (grad, cast), (_, was) = new.modes, old.modes
-    if cast == was:
-        return (
-            f"gradients are {'recorded here, and were not' if grad else 'not recorded here, and were'} (torch.no_grad)"
-        )
-    told = [f"on ({short_name(dtype)})" if dtype is not None else "off" for dtype in (was, cast)]
-    return f"torch.autocast was {told[0]} and is {told[1]}"
-
-
-def hook(new: Site, old: Site) -> str:
-    """What is told where one of two ops belongs to a gradient, and the other to a function called in between."""
-    if new.backward == old.backward or not new.stack or not old.stack or set(new.stack[1:]) & set(old.stack[1:]):
-        return ""
-    ours = old if new.backward else new
-    if len(ours.stack) > 1 and not new.backward:
-        return ""
-    now = "no longer runs" if new.backward else "runs"
-    return f"{source.place(*ours.stack[0])} {now} in the middle of the backward pass: a hook, or a function's backward"
-
-
-def what_parted(new: Site, old: Site) -> Fork:
-    """The statement that sent two runs different ways.
-
-    It is looked for between the two lines themselves, and then on the outermost lines at which their stacks differ.
-    """
-    at, was = _first_difference(new, old)
-    if at is None or was is None:
-        return Fork("Python took another control path", _KEPT)
-    branch = _branch(new.stack[0], old.stack[0]) or _branch(at, was)
+def of_control_path(node: Node, other: Node) -> Cause:
+    """Return the cause where two paths go on with different ops, or with one op from two places."""
+    new, old = node.site, other.site
+    kind, text, fix = _switched(new, old) or ("branch", "", "")
+    branch = None if text else decision(new, old)
     if branch is not None:
-        return _of_branch(branch, branch.inside)
-    if at == was:
-        return Fork(f"{source.place(*at)} took another control path inside the call", _KEPT)
-    return Fork(f"Python took another control path, to {source.place(*at)} instead of {source.place(*was)}", _KEPT)
+        text, fix = branch
+    elif not text and node.depth == 1 and (events.is_resumed() or new != old):
+        kind, text = "start", "another graph begins here"
+        text += ", after a cut in the middle of the step" if events.is_resumed() else ""
+    elif not text:
+        text, fix = _undecided(node, other)
+    return Cause(kind, f"{at_op(node, other)}: {text}", new, old, fix=fix)
 
 
-def other_caller(new: Site, old: Site) -> str:
-    """``, called from train.py:51 instead of train.py:44`` where the same line was reached from another one."""
-    at, was = _first_difference(new, old)
-    if at is None or was is None or at == was:
-        return ""
-    return f", called from {source.place(*at)} instead of {source.place(*was)}"
+def _switched(new: Site, old: Site) -> tuple[str, str, str] | None:
+    """Return kind, text and fix where a mode or setting of torch differs between two places."""
+    if new.accumulates != old.accumulates:
+        was = "is accumulated where there was none" if new.accumulates else "is the first, and was accumulated"
+        return "gradient", f"a gradient {was} before", ""
+    if new.training is not None and old.training is not None and new.module:
+        outer = new.module.partition(".")[0]
+        same = (outer == old.module.partition(".")[0], new.module == old.module)
+        for module, trains, trained, alike in zip((outer, new.module), new.training, old.training, same, strict=True):
+            if alike and trains != trained:
+                modes = ("train", "eval") if trained else ("eval", "train")
+                return "mode", f"{module} was in {modes[0]} mode and is in {modes[1]} mode", ""
+    if new.module == old.module and new.trainable != old.trainable:
+        return "gradient", f"other parameters of {new.module} require gradients", _FROZEN
+    if new.stack[:1] == old.stack[:1] and new.modes != old.modes:
+        (grad, cast), (_, cast_before) = new.modes, old.modes
+        if cast != cast_before:
+            was, now = [f"on ({short_name(dtype)})" if dtype is not None else "off" for dtype in (cast_before, cast)]
+            return "flag", f"torch.autocast was {was} and is {now}", ""
+        was, now = ("off", "on") if grad else ("on", "off")
+        return "flag", f"gradient recording (torch.no_grad) was {was} and is {now}", ""
+    return None
 
 
-def what_left_out(last: Site, further: Site, cut: Site, *, now: bool) -> Fork | None:
-    """The statement that decides whether a function goes on after ``last`` with ``further``, or returns to be cut.
+def decision(new: Site, old: Site) -> tuple[str, str] | None:
+    """Find the statement that sent two runs different ways; return what it did and the fix.
 
-    Args:
-        now: whether it goes on this time, and returned the time before.
+    It is looked for between the two lines themselves, then between the outermost lines at which their stacks differ.
     """
-    if not last.stack or not further.stack or last.stack[0][0] != further.stack[0][0]:
-        return None
-    (file, before), (_, line) = last.stack[0], further.stack[0]
-    if cut.file == file and source.same_function(file, line, cut.line):
-        return None
-    branch = source.entered_after(file, line, before)
-    return None if branch is None else _of_branch(branch, now)
+    innermost = list(zip(new.stack[:1], old.stack[:1], strict=False))
+    for at, was in innermost + _first_difference(new, old):
+        branch = source.branch_between(*at, was[1]) if at[0] == was[0] else None
+        if branch is not None:
+            return of_branch(branch)
+    return None
 
 
-def what_went_on(last: Site, further: Site, *, now: bool) -> Fork:
-    """Why more ops come before a cut than before, where no statement is found.
-
-    Args:
-        last: of the op before which both are alike.
-        further: of the op after it.
-        now: whether it goes on this time, and did not the time before.
-    """
-    at = further.stack[0] if further.stack else None
-    if at is None:
-        return Fork("Python did more" if now else "Python did less", _KEPT)
-    loop = source.comprehension_on(*at) if at in last.stack else None
-    if loop is not None:
-        return _of_branch(loop, now)
-    place = source.place(*at)
-    if at in last.stack:
-        return Fork(f"{place} does {'more' if now else 'less'} inside the call than before", _ONE_EACH)
-    return Fork(f"{place} {'runs before it, and did not' if now else 'does not run before it, and did'}", _KEPT)
-
-
-def _of_branch(branch: source.Branch, longer: bool) -> Fork:
+def of_branch(branch: source.Branch) -> tuple[str, str]:
+    """Return what a statement did, and the fix."""
     where = f"`{branch.text}` at {source.place(branch.file, branch.line)}"
     if not branch.loop:
-        return Fork(f"{where} took another control path", _KEPT, branch.line)
-    ending = "ran longer" if longer else "ended sooner"
-    return Fork(
-        f"the loop {where} {ending}", "give the loop the same number of turns in every step, or pad", branch.line
-    )
+        return f"{where} took another control path", ""
+    return f"the loop {where} ran {'more' if branch.inside else 'fewer'} iterations", _LOOP
 
 
-def _branch(at: tuple[str, int], was: tuple[str, int]) -> source.Branch | None:
-    return source.branch_between(at[0], at[1], was[1]) if at[0] == was[0] else None
+def _undecided(node: Node, other: Node) -> tuple[str, str]:
+    """Return text and fix where no statement of the user's was found."""
+    new, old = node.site, other.site
+    differs = _first_difference(new, old)
+    if new.backward and old.backward:
+        return _BACKWARD
+    if not new.stack or new.stack[0] != old.stack[0]:
+        to = f", to {source.place(*differs[0][0])} instead of {source.place(*differs[0][1])}" if differs else ""
+        return f"Python took another control path{to}", ""
+    if ".step(" in source.code_of(*new.stack[0]):
+        reason, fix = _FIRST_STEP if any(x.op.name.startswith(_STATE_OPS) for x in (node, other)) else _OPTIMIZER
+    else:
+        reason, fix = _VIEW if node.op.is_view or other.op.is_view else _CALL
+    return f"{new} took another control path inside torch: {reason}", fix
 
 
-def _first_difference(new: Site, old: Site) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
-    """The outermost frames at which two stacks differ; the innermost of both where they do not."""
-    for at, was in zip(reversed(new.stack), reversed(old.stack), strict=False):
-        if at != was:
-            return at, was
-    shorter = min(new.stack, old.stack, key=len)
-    return (shorter[0], shorter[0]) if shorter else (None, None)
+def _first_difference(new: Site, old: Site) -> list[tuple[tuple[str, int], tuple[str, int]]]:
+    """Return the outermost frames at which two stacks differ, if any."""
+    pairs = zip(reversed(new.stack), reversed(old.stack), strict=False)
+    return [(at, was) for at, was in pairs if at != was][:1]

@@ -1,4 +1,4 @@
-"""What happened at each compilation, forced cut and fallback, kept for `lazytpu.explain` and the log."""
+"""Keep what happened at each compilation, forced cut and fallback, for `lazytpu.explain` and the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lazytpu.config import config
-from lazytpu.diagnosis.cause import Cause
+from lazytpu.diagnosis.cause import KINDS, Cause
 from lazytpu.errors import CompileBudgetError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import trace
@@ -70,7 +70,6 @@ class Compilation:
         loaded: it was compiled by an earlier process and came from the disk cache.
         flags: torch's own flags at the time, see `torch_flags`.
         end: where it was cut.
-        names: number of an input that was a parameter or buffer to its name.
     """
 
     number: int
@@ -82,7 +81,6 @@ class Compilation:
     loaded: bool = False
     flags: Mapping[str, Any] = field(default_factory=dict)
     end: Site = UNKNOWN
-    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def executable(self) -> Any:
@@ -98,7 +96,7 @@ class Tally:
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Counts one more."""
+        """Count one more."""
         self.count += 1
         self.seconds += seconds
 
@@ -107,24 +105,20 @@ compilations: list[Compilation] = []
 cuts: dict[tuple[str, str], Tally] = {}  # (what forced it, line): how often, and how long it waited for the device
 reads: dict[tuple[str, str], Tally] = {}  # the same for reads and waits that found nothing to cut
 fallbacks: dict[tuple[str, str], Tally] = {}  # (op, line)
-promotions: Counter[tuple[str, str, str]] = Counter()  # (op, argument, line) -> 1
-unreplayed: Counter[tuple[str, str]] = Counter()  # (function, why it is recorded in every call) -> 1
+dynamic_scalars: dict[tuple[str, str, str], None] = {}  # (op, argument, line) in order
+unreplayed: dict[tuple[str, str], None] = {}  # (function, why it is recorded in every call) in order
 rerecorded: Counter[tuple[str, str]] = Counter()  # (function, what changed around it) -> how often it was recorded anew
 
 MAX_KEPT = 1000
-_SAME_PATH = ("live", "donation", "setting", "longer", "shorter", "forgotten")  # kinds whose paths do not part
 _total = 0
 _resumed = 0  # number of the graph that was begun by the latest forced cut
 
 
-def compiled(
-    graph: Graph, cause: Cause, executable: Any, end: Site = UNKNOWN, names: Mapping[int, str] | None = None
-) -> None:
-    """Notes a compilation, logs it and tells the listeners.
+def compiled(graph: Graph, cause: Cause, executable: Any, end: Site = UNKNOWN) -> None:
+    """Note a compilation, log it and notify the observers.
 
     Args:
         end: where the graph was cut.
-        names: number of an input that is a parameter or buffer to its name.
 
     Raises:
         CompileBudgetError: it is one too many for ``config.max_compiles``, and ``config.max_compiles_action`` is
@@ -138,7 +132,7 @@ def compiled(
     flags = torch_flags()
     cause = _with_changes(cause, executable.difference, flags)
     used = weakref.ref(executable), executable.usage
-    event = Compilation(_total, graph, cause, seconds, *used, loaded, flags, end, names or {})
+    event = Compilation(_total, graph, cause, seconds, *used, loaded, flags, end)
     compilations.append(event)
     del compilations[:-MAX_KEPT]
     logs.note("compile", "%s", one_line(event))
@@ -149,7 +143,7 @@ def compiled(
 
 
 def torch_flags() -> dict[str, Any]:
-    """Flags of torch that change which ops are run, by the name under which they are read."""
+    """Return the flags of torch that change which ops are run, by the name under which they are read."""
     return {
         "torch.get_default_dtype()": torch.get_default_dtype(),
         "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
@@ -159,26 +153,28 @@ def torch_flags() -> dict[str, Any]:
 
 
 def _with_changes(cause: Cause, difference: str, flags: Mapping[str, Any]) -> Cause:
-    """The cause, with the versions, settings and flags that changed since the graph was compiled, or one like it."""
+    """Return the cause, with the versions, settings and flags that changed since a like graph was compiled."""
     if difference and cause.kind != "setting":
         text = f"{cause.text}; the disk cache has it, but {difference}"
         return replace(cause, kind="version" if not cause.known else cause.kind, text=text)
     known = next((e for e in reversed(compilations) if e.number == cause.known), None)
     if cause.kind == "first" and compilations:
         known = compilations[-1]
-    if known is None or cause.kind in _SAME_PATH:
+    if known is None or KINDS[cause.kind].same_path:
         return cause
     changed = [f"{n} was {known.flags[n]} and is {v}" for n, v in flags.items() if known.flags.get(n, v) != v]
-    return replace(cause, kind="flag", text=f"{cause.text}; {', '.join(changed)}") if changed else cause
+    if not changed:
+        return cause
+    return replace(cause, kind="flag", text=f"{cause.text}; {', '.join(changed)}", fix=KINDS["flag"].fix)
 
 
 def _over_budget(event: Compilation, done: int) -> None:
     cause = event.cause
-    was = f" (was {cause.other.describe()})" if _has_other_line(cause) else ""
+    was = f" (was {cause.was})" if cause.was else ""
     error = CompileBudgetError(
         f"{done} graphs were compiled; lazytpu.config.max_compiles is {config.max_compiles}",
         at=cause.site.describe() + was,
-        given="; ".join(filter(None, (text_of(cause), cause.given))),
+        given="; ".join(filter(None, (cause.headline, cause.given))),
         fix=cause.fix or "see lazytpu.explain()",
     )
     if config.max_compiles_action == "error":
@@ -186,28 +182,18 @@ def _over_budget(event: Compilation, done: int) -> None:
     warnings.warn_explicit(str(error), CompileBudgetWarning, cause.site.file or "?", cause.site.line)
 
 
-def number_of(executable: Any) -> int:
-    """The number of the compiled graph that an executable belongs to."""
-    return int(executable.usage.number)
-
-
 def end_of(number: int) -> Site:
-    """Where the graph of that number was cut; `UNKNOWN` where that is not kept."""
+    """Return where the graph of that number was cut; `UNKNOWN` where that is not kept."""
     return next((e.end for e in reversed(compilations) if e.number == number), UNKNOWN)
 
 
-def name_of(number: int, index: int) -> str:
-    """What an input of the graph of that number was called when it was compiled; empty where that is not known."""
-    return next((e.names.get(index, "") for e in reversed(compilations) if e.number == number), "")
-
-
 def compiled_before() -> int:
-    """How many graphs were compiled in this process."""
+    """Return how many graphs were compiled in this process."""
     return _total
 
 
 def op_counts() -> Iterator[tuple[str, int]]:
-    """(aten name, how often it ran) for each op of each graph kept here."""
+    """Yield (aten name, how often it ran) for each op of each graph kept here."""
     total: Counter[str] = Counter()
     for event in compilations:
         for node in event.graph.nodes:
@@ -215,43 +201,27 @@ def op_counts() -> Iterator[tuple[str, int]]:
     yield from ((name, n) for name, n in total.items() if n)
 
 
-def text_of(cause: Cause) -> str:
-    """``diverges from graph 2 at op 3 aten.view ...``: the cause in words, with the graph it was compared with."""
-    if not cause.known:
-        return cause.text
-    if cause.kind in _SAME_PATH:
-        return f"is graph {cause.known}, but {cause.text}"
-    return f"diverges from graph {cause.known} at {cause.text}"
-
-
 def lines_of(event: Compilation) -> list[str]:
-    """What `lazytpu.explain` prints about a compilation: the cause, both lines of code, and what to do."""
+    """Return what `lazytpu.explain` prints about a compilation: the cause, both lines of code, and the fix."""
     cause = event.cause
     source = " from disk" if event.loaded else ""
-    lines = [f"{event.number}  {len(event.graph.nodes)} ops, {event.seconds:.2f} s{source}: {text_of(cause)}"]
-    lines.append(f"   at   {cause.site.describe()}")
-    if _has_other_line(cause):
-        lines.append(f"   was  {cause.other.describe()}")
-    lines += [f"   {label} {text}" for label, text in (("with", cause.given), ("fix ", cause.fix)) if text]
-    return lines
-
-
-def _has_other_line(cause: Cause) -> bool:
-    return bool(cause.other.file) and cause.other != cause.site
+    head = f"{event.number}  {len(event.graph.nodes)} ops, {event.seconds:.2f} s{source}: {cause.headline}"
+    labelled = ("at", cause.site.describe()), ("was", cause.was), ("with", cause.given), ("fix", cause.fix)
+    return [head, *[f"   {label:<4} {text}" for label, text in labelled if text]]
 
 
 def one_line(event: Compilation) -> str:
-    """``compiled graph 2: 153 ops in 1.90 s: <cause> (train.py:44  Net.head)``; ``loaded`` where it came from disk."""
+    """Return ``compiled graph 2: 153 ops in 1.90 s: <cause> (train.py:44  Net.head)``; ``loaded`` if it was on disk."""
     cause = event.cause
-    was = f", was {cause.other.describe()}" if _has_other_line(cause) else ""
-    text = "; ".join(filter(None, (text_of(cause), cause.given)))
+    was = f", was {cause.was}" if cause.was else ""
+    text = "; ".join(filter(None, (cause.headline, cause.given)))
     verb = "loaded" if event.loaded else "compiled"
     graph = f"{verb} graph {event.number}: {len(event.graph.nodes)} ops in {event.seconds:.2f} s"
     return f"{graph}: {text} ({cause.site.describe()}{was})"
 
 
 def cut(reason: str, line: str) -> None:
-    """Notes a cut that something other than ``mark_step`` forced, when it is done."""
+    """Note a cut that something other than ``mark_step`` forced, when it is done."""
     global _resumed
     _resumed = trace.recorded_step
     cuts.setdefault((reason, line), Tally()).count += 1
@@ -265,7 +235,7 @@ def is_resumed() -> bool:
 
 
 def waited(reason: str, line: str, seconds: float, *, after_cut: bool) -> None:
-    """Notes how long the device was waited for at a line.
+    """Note how long a line waited for the device.
 
     Args:
         reason: what reads, as given to `cut`.
@@ -280,41 +250,40 @@ def waited(reason: str, line: str, seconds: float, *, after_cut: bool) -> None:
 
 
 def fell_back(op: str, line: str, seconds: float) -> None:
-    """Notes that an op ran on the CPU for want of a lowering."""
+    """Note that an op without a lowering ran on the CPU."""
     fallbacks.setdefault((op, line), Tally()).add(seconds)
     if logs.is_on("fallback"):
         logs.note("fallback", "%s ran on the CPU at %s, %.1f ms", op, line, 1e3 * seconds)
 
 
-def promoted(op: str, argument: str, line: str) -> None:
-    """Notes that a number became an input because it was seen to change."""
-    promotions[op, argument, line] += 1
+def made_dynamic(op: str, argument: str, line: str) -> None:
+    """Note that a number became a scalar input because it changed."""
+    dynamic_scalars[op, argument, line] = None
     if logs.is_on("promote"):
-        logs.note("promote", "argument %r of %s is an input from now on, because it changed, at %s", argument, op, line)
+        logs.note("promote", "argument %r of %s changed and is a scalar input from now on, at %s", argument, op, line)
 
 
 def not_replayed(function: str, problem: str) -> None:
-    """Notes that a function given to `lazytpu.compile` keeps being recorded."""
-    unreplayed[function, problem] += 1
+    """Note that a function given to `lazytpu.compile` keeps being recorded."""
+    unreplayed[function, problem] = None
     logs.note("compile", "%s is recorded in every call: %s", function, problem, level=logs.LEVELS["warning"])
 
 
 def recorded_again(function: str, change: str) -> None:
-    """Notes that a function given to `lazytpu.compile` is recorded anew, because of a change around it."""
+    """Note that a function given to `lazytpu.compile` is recorded anew, because of a change around it."""
     rerecorded[function, change] += 1
     if logs.is_on("compile"):
         logs.note("compile", "%s is recorded again: %s", function, change)
 
 
 def reset() -> None:
-    """Forgets everything noted (compilations keep counting)."""
-    compilations.clear()
-    for noted in (cuts, reads, fallbacks, promotions, unreplayed, rerecorded):
+    """Forget everything noted (compilations keep counting)."""
+    for noted in (compilations, cuts, reads, fallbacks, dynamic_scalars, unreplayed, rerecorded):
         noted.clear()
 
 
 class _Reset(Observer):
-    """`lazytpu.metrics.reset` forgets what was noted here, too."""
+    """Lets `lazytpu.metrics.reset` forget what was noted here, too."""
 
     def metrics_reset(self) -> None:
         reset()

@@ -101,6 +101,11 @@ class Op:
     def __repr__(self) -> str:
         return self.name
 
+    @property
+    def is_view(self) -> bool:
+        """Whether the result shares the memory of an operand."""
+        return bool(getattr(self.recorded, "is_view", False))  # loops and conditions have no such attribute
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments in the order of the schema, `ABSENT` where not given."""
         if self.order is None:

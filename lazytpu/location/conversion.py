@@ -1,13 +1,12 @@
-"""What the program wrote where a tensor becomes a Python number: ``item``, ``float``, ``if``.
+"""Name what the program wrote where a tensor becomes a Python number: ``item``, ``float``, ``if``.
 
-Torch calls one kernel for all of them.  The instruction at which the calling frame stands says which it was, and the
-source what was called there.
+Torch calls one kernel for all of them.  The instruction at which the calling frame stands, and its text, tell which.
 """
 
 from __future__ import annotations
 
-import ast
 import dis
+import linecache
 import sys
 from types import CodeType, FrameType
 
@@ -16,21 +15,31 @@ from lazytpu.location.site import inside, is_ours
 
 UNKNOWN = "item (or a conversion by float, int, bool)"
 _CONVERSIONS = ("float", "int", "bool", "complex")
+_KEYWORDS = {"if": "if", "elif": "if", "while": "while", "assert": "assert", "and": "and", "or": "or", "not": "not"}
+_TESTS = ("POP_JUMP_", "JUMP_IF_", "TO_BOOL", "COMPARE_OP")  # a comparison, from Python 3.13 on, may test its result
+_BY_INSTRUCTION = {
+    "UNARY_NOT": "bool (not)",
+    "CONTAINS_OP": "bool (in)",
+    "FORMAT_": "item (by format)",
+    "SUBSCR": "int (index)",
+    "SLICE": "int (index)",
+    "BINARY_OP": "int (index)",  # which subscripts, from Python 3.14 on
+}
 _MAX_KEPT = 4096
 _kept: dict[tuple[CodeType, int], str] = {}
-_TESTS = ("POP_JUMP_", "JUMP_IF_", "TO_BOOL", "COMPARE_OP")  # a comparison, from Python 3.13 on, may test its result
-_BY_INSTRUCTION = {"UNARY_NOT": "bool (not)", "CONTAINS_OP": "bool (in)"}
 
 
 def what_was_written() -> str:
-    """What made torch ask for the number of a tensor.
+    """Name what made torch ask for the number of a tensor.
 
     Returns:
         ``item``; ``float``, ``int``, ``bool`` or ``complex``; ``bool (if)`` and the like for a condition; ``item (by
         range)`` for another function that took the tensor for a number; each with `` inside torch`` where the user's
         line called something there that did it; `UNKNOWN` where nothing tells.
     """
-    frame = _caller(sys._getframe(1))
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (is_ours(frame.f_code.co_filename) or _is_of_tensor(frame.f_code)):
+        frame = frame.f_back
     if frame is None:
         return UNKNOWN
     key = frame.f_code, frame.f_lasti
@@ -38,15 +47,8 @@ def what_was_written() -> str:
     if found is None:
         if len(_kept) >= _MAX_KEPT:
             _kept.clear()
-        found = _kept[key] = _of_instruction(*key)
+        found = _kept[key] = _of_instruction(*key) + inside(frame.f_code.co_filename)
     return found
-
-
-def _caller(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame that is neither ours nor of a tensor's own methods."""
-    while frame is not None and (is_ours(frame.f_code.co_filename) or _is_of_tensor(frame.f_code)):
-        frame = frame.f_back
-    return frame
 
 
 def _is_of_tensor(code: CodeType) -> bool:
@@ -54,41 +56,21 @@ def _is_of_tensor(code: CodeType) -> bool:
 
 
 def _of_instruction(code: CodeType, at: int) -> str:
-    name = dis.opname[code.co_code[at]] if 0 <= at < len(code.co_code) else ""
-    spans = list(code.co_positions())
-    span: source.Span = spans[at // 2] if at // 2 < len(spans) else (None, None, None, None)
-    if name in _BY_INSTRUCTION:
-        found = _BY_INSTRUCTION[name]
-    elif name.startswith(_TESTS):
-        found = _of_test(code, span)
-    elif name.startswith("CALL"):
-        found = _of_call(code, span)
-    elif name.startswith("FORMAT_"):
-        found = "item (by format)"
-    elif "SUBSCR" in name or "SLICE" in name:
-        found = "int (index)"
-    else:
-        found = UNKNOWN
-    return f"{found}{inside(code.co_filename)}"
+    name = dis.opname[code.co_code[at]]
+    line, last, column, end = list(code.co_positions())[at // 2]
+    first_line = linecache.getline(code.co_filename, line or 0)
+    if name.startswith(_TESTS):
+        return _of_test(first_line.encode()[: column or 0].decode(), first_line.encode()[column or 0 : end].decode())
+    if name.startswith("CALL") and first_line and last and column is not None and end is not None:
+        called = first_line.encode()[column:].decode().partition("(")[0]
+        if linecache.getline(code.co_filename, last).encode()[:end].endswith(b".item()"):
+            return "item"
+        return called if called in _CONVERSIONS else f"item (by {source.short(called.strip())})"
+    return next((text for part, text in _BY_INSTRUCTION.items() if part in name), UNKNOWN)
 
 
-def _of_call(code: CodeType, span: source.Span) -> str:
-    for node in source.nodes_with_span(code.co_filename, span):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            if isinstance(node.func, ast.Attribute) and node.func.attr == "item":
-                return "item"
-            if called in _CONVERSIONS:
-                return called
-            method = isinstance(node.func, ast.Attribute) and node.func.attr.strip("_") in _CONVERSIONS
-            if method and not node.args:
-                return str(node.func.attr.strip("_"))  # type: ignore[attr-defined]
-            return f"item (by {source.short(called)})"
-    return UNKNOWN
-
-
-def _of_test(code: CodeType, span: source.Span) -> str:
-    """``bool``, with the statement or operator whose condition it is."""
-    for kind in source.conditions_with_span(code.co_filename, span):
-        return f"bool ({kind})"
-    return "bool"
+def _of_test(before: str, text: str) -> str:
+    """Return ``bool``, with the keyword before a condition, or that of the statement or expression that tests it."""
+    words = [*before.split()[-1:], *text.split()[:1], *(["if"] if " if " in text else [])]
+    keyword = next((_KEYWORDS[word] for word in words if word in _KEYWORDS), "")
+    return f"bool ({keyword})" if keyword else "bool"

@@ -1,4 +1,4 @@
-"""Where in the user's program an op was recorded: file, line and module path.  Asked on a miss only."""
+"""Find where in the user's program an op was recorded: file, line and module path.  Asked on a miss only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import threading
 import weakref
 from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
-from typing import Any
 
 import torch
+from torch.autograd.graph import Node as GradNode
 
 from lazytpu.config import config
+from lazytpu.ir.op_schema import Op
 from lazytpu.location import gradients
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -39,7 +40,8 @@ class Site:
         backward: the op belongs to the gradient of the op at this place.
         stack: (file, line) of all the frames of the user, the innermost first.
         training: the ``training`` flags of the outermost and the innermost module being called; None without one.
-        adds_up: it adds a gradient to the one that a parameter has already.
+        accumulates: it adds a gradient to the one that a parameter has already.
+        trainable: which of the innermost module's own parameters require gradients.
         modes: whether gradients are recorded, and the dtype of ``torch.autocast``, None where it is off.
     """
 
@@ -49,14 +51,15 @@ class Site:
     backward: bool = False
     stack: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
     training: tuple[bool, bool] | None = field(default=None, compare=False, repr=False)
-    adds_up: bool = field(default=False, compare=False, repr=False)
+    accumulates: bool = field(default=False, compare=False, repr=False)
     modes: tuple[bool, torch.dtype | None] = field(default=(True, None), compare=False, repr=False)
+    trainable: tuple[bool, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
 
     def describe(self) -> str:
-        """``train.py:12  CNN.c1 (backward)``."""
+        """Return ``train.py:12  CNN.c1 (backward)``."""
         return "  ".join(filter(None, (str(self), self.module))) + (" (backward)" if self.backward else "")
 
 
@@ -76,14 +79,14 @@ def is_user_file(name: str) -> bool:
 
 
 def inside(name: str) -> str:
-    """`` inside torch`` for a file of torch, the like for the standard library, empty for files of the user's."""
+    """Return `` inside torch`` for a file of torch, the like for the standard library, empty for the user's files."""
     if is_user_file(name) or name.startswith("<"):
         return ""
     return " inside torch" if name.startswith(_TORCH) else " inside Python's library"
 
 
-def here(before: Site | None = None, op: Any = None) -> Site:
-    """The site of the op that is being recorded.
+def here(before: Site | None = None, op: Op | None = None) -> Site:
+    """Return the site of the op that is being recorded.
 
     Args:
         before: that of the op before it.
@@ -91,13 +94,12 @@ def here(before: Site | None = None, op: Any = None) -> Site:
     """
     node = torch._C._current_autograd_node()
     site = _of_op(node, before, sys._getframe(1))
-    is_view = getattr(getattr(op, "recorded", None), "is_view", False)  # recorded where it is read, by another op
-    if op is not None and not is_view and torch.is_grad_enabled():
-        gradients.note(site, op.name, node is not None)
+    if op is not None and not op.is_view and torch.is_grad_enabled():  # a view is recorded where it is read
+        gradients.note(site, op.name)
     return site
 
 
-def _of_op(node: Any, before: Site | None, frame: FrameType | None) -> Site:
+def _of_op(node: GradNode | None, before: Site | None, frame: FrameType | None) -> Site:
     if node is not None and not _in_hook(frame):
         return _in_backward(node, before)
     site = _of_frames(frame)
@@ -115,15 +117,15 @@ def _in_hook(frame: FrameType | None) -> bool:
     return False
 
 
-def _in_backward(node: Any, before: Site | None) -> Site:
-    """The site of an op that a node of autograd records."""
-    forward: Site | None = gradients.forward_of(node)
+def _in_backward(node: GradNode, before: Site | None) -> Site:
+    """Return the site of an op that a node of autograd records."""
+    forward = gradients.forward_of(node)
     if forward is not None:
         return replace(forward, backward=True)
-    adds_up = gradients.adds_up(node)
-    if (adds_up or gradients.is_known()) and before is not None and before.backward:  # belongs to what it works on
-        return replace(before, adds_up=adds_up)
-    return replace(_of_frames(_frame_of_main()), backward=True, adds_up=adds_up)
+    accumulates = gradients.accumulates(node)
+    if (accumulates or gradients.is_known()) and before is not None and before.backward:  # belongs to what it works on
+        return replace(before, accumulates=accumulates)
+    return replace(_of_frames(_frame_of_main()), backward=True, accumulates=accumulates)
 
 
 def _frame_of_main() -> FrameType | None:
@@ -131,21 +133,21 @@ def _frame_of_main() -> FrameType | None:
 
 
 def line_here() -> Site:
-    """The user's line only, without the module path: for what happens in every step."""
+    """Return the user's line only, without the module path: for what happens in every step."""
     return _innermost(sys._getframe(1))
 
 
 def line_of_read() -> Site:
-    """The line that reads or cuts; on the thread of the backward pass that of the op whose gradient reads."""
+    """Return the line that reads or cuts; on the thread of the backward pass that of the op whose gradient reads."""
     found = _innermost(sys._getframe(1))
     if found.file or threading.current_thread() is threading.main_thread():
         return found
-    forward: Site | None = gradients.forward_of(torch._C._current_autograd_node())
+    forward = gradients.forward_of(torch._C._current_autograd_node())
     return forward or _innermost(_frame_of_main())
 
 
 def line_of_call() -> Site | None:
-    """The line that calls what torch.compile has captured: not in the code that it has put in the function's place."""
+    """Return the line that calls what torch.compile has captured: not one in the code that Dynamo has written."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (not is_user_file(frame.f_code.co_filename) or _is_of_dynamo(frame.f_code)):
         frame = frame.f_back
@@ -158,7 +160,7 @@ def _is_of_dynamo(code: CodeType) -> bool:
 
 
 def place_here() -> Site:
-    """Where the program is, with its stack and module path, although no op is recorded there."""
+    """Return where the program is, with its stack and module path, although no op is recorded there."""
     return _of_frames(sys._getframe(1))
 
 
@@ -184,13 +186,14 @@ def _of_frames(frame: FrameType | None) -> Site:
         frame = frame.f_back
     file, line = lines[0] if lines else ("", 0)
     training = (modules[-1].training, modules[0].training) if modules else None
+    trainable = tuple([p is not None and p.requires_grad for p in modules[0]._parameters.values()]) if modules else ()
     path = _module_path(modules[::-1])
     modes = torch.is_grad_enabled(), torch.get_autocast_dtype(config.device_name) if casts else None
-    return Site(file, line, path, False, _interned(lines), training, False, modes)
+    return Site(file, line, path, False, _interned(lines), training, False, modes, trainable)
 
 
 def _interned(lines: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """The one tuple of these lines: most ops of a step are called from few places."""
+    """Return the one tuple of these lines: most ops of a step are called from few places."""
     if len(_stacks) >= _MAX_STACKS:
         _stacks.clear()
     stack = tuple(lines)
@@ -210,7 +213,7 @@ def _module_path(modules: list[torch.nn.Module]) -> str:
 
 
 def _name_within(outer: torch.nn.Module, inner: torch.nn.Module) -> str:
-    """``b.0.l1`` for the module ``outer.b[0].l1``; the class name when it is not inside."""
+    """Return ``b.0.l1`` for the module ``outer.b[0].l1``; the class name when it is not inside."""
     names = _names.get(outer)
     if names is None or id(inner) not in names:
         names = _names[outer] = {id(module): name for name, module in outer.named_modules()}

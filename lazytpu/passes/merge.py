@@ -6,11 +6,11 @@ compute the same bias corrections from each.  Where the counters are known to be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.passes.clone import cloned, replaced
 
 _FOREACH = "aten._foreach_"
 
@@ -51,9 +51,9 @@ class _Merge:
 
     def node(self, node: Node) -> Node | None:
         """What stands for a node in the new graph; None where an earlier node computes the same."""
-        args = tuple([self.replaced(x) for x in node.args])
-        kwargs = {k: self.replaced(x) for k, x in node.kwargs.items()}
-        made = node if args == node.args and kwargs == node.kwargs else _copy(node, args, kwargs, node.values)
+        args = tuple([replaced(x, self.equal) for x in node.args])
+        kwargs = {k: replaced(x, self.equal) for k, x in node.kwargs.items()}
+        made = node if args == node.args and kwargs == node.kwargs else cloned(node, args, kwargs, results=True)
         if node.op.random or any(v is None or v.layout.size for v in node.values):
             return made
         key = node.op, _key(args), _key(tuple(kwargs.items())), tuple([v.layout for v in node.values if v])
@@ -64,12 +64,9 @@ class _Merge:
         self.computed[key] = node
         return self.shorter(made) if _is_each(made) else made
 
-    def replaced(self, x: Any) -> Any:
-        if type(x) is Value:
-            return self.known.get(x, x)
-        if isinstance(x, (list, tuple)):
-            return type(x)([self.replaced(e) for e in x])
-        return x
+    def equal(self, x: Value | Number) -> Value | Number:
+        """Return the operand that stays in the place of one."""
+        return self.known.get(x, x) if isinstance(x, Value) else x
 
     def shorter(self, node: Node) -> Node:
         """A foreach op with each different element once."""
@@ -89,8 +86,8 @@ class _Merge:
 
         args = tuple([chosen(x) for x in node.args])
         kwargs = {k: chosen(x) for k, x in node.kwargs.items()}
-        made = _copy(node, args, kwargs, [node.values[i] for i in kept])
-        made.structure = list(range(len(kept)))
+        made = cloned(node, args, kwargs, results=True)
+        made.values, made.structure = tuple([node.values[i] for i in kept]), list(range(len(kept)))
         if node.natural is not None:
             made.natural = tuple([node.natural[i] for i in kept])
         return made
@@ -105,17 +102,6 @@ def _is_each(node: Node) -> bool:
     return all(len(x) == n for x in arguments if isinstance(x, list)) and not any(
         isinstance(x, tuple) for x in arguments
     )
-
-
-def _copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], values: Sequence[Value | None]) -> Node:
-    """A node with other arguments; its results stay the values they are."""
-    made = Node(None)
-    made.op, made.key, made.site, made.counts = node.op, node.key, node.site, node.counts
-    made.parent, made.depth = node.parent, node.depth
-    made.args, made.kwargs, made.values = args, kwargs, tuple(values)
-    made.value, made.layout = node.value, node.layout
-    made.structure, made.natural = node.structure, node.natural
-    return made
 
 
 def _key(x: Any) -> Any:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lazytpu.diagnosis import events
-from lazytpu.diagnosis.diagnose import cause_of
-from lazytpu.diagnosis.unlike_scalars import unlike_numbers
+from lazytpu.diagnosis.diagnose import cause_of, cause_of_scalars
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Value, trace
 from lazytpu.observe import metrics
@@ -60,9 +59,12 @@ def executable_of(graph: Graph, key: Any, unfit: Executable | None = None) -> Ex
     """
     executable, compiled = executables.executable_for(graph, None if unfit else (trace.floats, trace.ints))
     if compiled:
-        around = input_origins.surroundings()
-        cause = cause_of(trace, key, around) if unfit is None else unlike_numbers(unfit.graph, trace.floats, trace.ints)
-        events.compiled(executable.graph, cause, executable, around.end, around.names)
+        context = input_origins.context()
+        if unfit is None:
+            cause = cause_of(trace, key, context)
+        else:
+            cause = cause_of_scalars(unfit.graph, trace.floats, trace.ints)
+        events.compiled(executable.graph, cause, executable, context.end)
     else:
         metrics.count("cache_hit")
     return executable

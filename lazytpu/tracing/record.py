@@ -264,7 +264,7 @@ def _miss(
     if changed:
         positions = dynamic_scalars.remember(parent, op, changed)
         for position in changed:
-            events.promoted(op.name, op.arguments[position].name, node.site.describe())
+            events.made_dynamic(op.name, op.arguments[position].name, node.site.describe())
         promoted = dynamic_scalars.known_node(parent, op, key, bound, numbers)
         if promoted is not None:
             return promoted

@@ -251,9 +251,9 @@ class Program:
         """The cause where the same program was called before, with other settings or donated arguments."""
         old, call = next(reversed(self.calls.items()))
         executable = call.executable()
-        known = 0 if executable is None else events.number_of(executable)
+        known = 0 if executable is None else executable.usage.number
         if key in self.calls:
-            return Cause("forgotten", f"torch.compile: {self.name} was compiled before and forgotten since", site)
+            return Cause("forgotten", f"torch.compile: {self.name} was compiled before and evicted since", site)
         names = ("check_bounds", *compiler.settings())
         changed = [
             f"lazytpu.config.{n} was {was!r} and is {now!r}"
@@ -261,11 +261,10 @@ class Program:
             if was != now
         ]
         if changed:
-            fix = "nothing: the graph is kept for each setting"
-            return Cause("setting", ", ".join(changed), site, fix=fix, known=known)
+            return Cause("setting", ", ".join(changed), site, known=known)
         return Cause(
             "donation",
-            f"other arguments of {self.name} may be overwritten: {list(key[0])} instead of {list(old[0])}",
+            f"other arguments of {self.name} can be donated: {list(key[0])} instead of {list(old[0])}",
             site,
             fix="share the memory of an argument in every call or in none",
             known=known,

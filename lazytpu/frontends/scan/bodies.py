@@ -12,6 +12,7 @@ from lazytpu.ir.graph import Graph
 from lazytpu.ir.op_schema import op_of
 from lazytpu.ir.subgraph import Subgraph, interned
 from lazytpu.ir.tree import Node, Number, Value, operands
+from lazytpu.passes.clone import cloned, replaced
 from lazytpu.tensors.layout import Layout, layout_of, root_layout
 
 _NUMBER_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}
@@ -155,26 +156,20 @@ class _Builder:
         return interned(graph, tuple([v.index for v in used]))
 
     def _copy(self, node: Node, known: dict[Any, Value], base: int, inputs: dict[Value, None]) -> Node:
-        def replaced(x: Any) -> Any:
-            if isinstance(x, (list, tuple)):
-                return type(x)([replaced(e) for e in x])
-            if type(x) is Number and x.dtype == "rng":
+        def copied(x: Value | Number) -> Value | Number:
+            if isinstance(x, Number) and x.dtype == "rng":
                 return Number("i", 2 * self.draws[node], "rng")
-            key = (x.kind, x.index) if type(x) is Number else x
-            if type(x) is Number and key not in known:
+            key = (x.kind, x.index) if isinstance(x, Number) else x
+            if isinstance(x, Number) and key not in known:
                 dtype = _NUMBER_TYPES.get(x.dtype, x.dtype)
                 known[key] = Value(None, base + self.numbers[key], root_layout((), (), dtype))
-            if type(x) is Number or type(x) is Value:
-                value = known[key]
-                if value.node is None:
-                    inputs[value] = None
-                return value
-            return x
+            value = known[key]
+            if value.node is None:
+                inputs[value] = None
+            return value
 
-        made = Node(None)
-        made.op, made.key, made.site, made.natural = node.op, node.key, node.site, node.natural
-        made.args = tuple([replaced(x) for x in node.args])
-        made.kwargs = {k: replaced(x) for k, x in node.kwargs.items()}
-        made.set_results(tuple([None if v is None else v.layout for v in node.values]), node.structure)
+        args = tuple([replaced(x, copied) for x in node.args])
+        kwargs = {k: replaced(x, copied) for k, x in node.kwargs.items()}
+        made = cloned(node, args, kwargs, results=False)
         known.update((old, new) for old, new in zip(node.values, made.values, strict=True) if old and new)
         return made
