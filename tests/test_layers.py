@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -156,3 +157,17 @@ def test_the_checks_notice() -> None:
     ]
     assert upward("ir", found) == ["dispatch.general", "runtime.client", "tracing.step"]
     assert upward("dispatch", found) == []
+
+
+def test_rules_are_registered_from_their_folder() -> None:
+    """The package of rules imports its own modules only; `call_jax`, whose rule is elsewhere, imports that."""
+    registering = {
+        name for name, path in MODULES.items() if re.search(r"^(@lowers|lowers_each\()", path.read_text(), re.MULTILINE)
+    }
+    assert {name for name in registering if not name.startswith("lowering.rules.")} == {"frontends.jax.traced"}
+    assert len(registering) > 40
+
+
+def test_support_of_lowering_does_not_import_rules() -> None:
+    support = {name: found for name, found in IMPORTS.items() if name.startswith("lowering.support")}
+    assert [name for name, found in support.items() for i in found if i.target.startswith("lowering.rules")] == []

@@ -281,7 +281,7 @@ def test_replayed_steps_are_checked(device: torch.device) -> None:
     for k in range(4):
         assert look_up(torch.tensor([k], device=device)).item() == k + 1
     bad = look_up(torch.tensor([4], device=device))
-    with pytest.raises(IndexError, match=r"index 4 (.|\n)*test_bounds\.py"):
+    with pytest.raises(IndexError, match=r"index 4 (.|\n)*test_index_checks\.py"):
         bad.item()
     assert look_up(torch.tensor([2], device=device)).item() == 3
 
