@@ -2,7 +2,7 @@
 
 Run from the root of the repository:
 
-    python -m benchmarks               everything that docs/explanation/performance.md shows, and the page itself
+    python -m benchmarks               everything that the two pages on performance show, and the pages themselves
     python -m benchmarks.compare       training steps, beside eager, inductor, jax and torch_xla
     python -m benchmarks.record        the cost of recording one op
     python -m benchmarks.growth        whether time and memory grow as they should

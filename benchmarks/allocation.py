@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import measure
-from benchmarks.page import PAGE, RESULTS, machine, markdown_table, on_machine, save, write_part
+from benchmarks.page import RESULTS, machine, markdown_table, on_machine, save
 
 _KEPT = str(1 << 30)
 WAYS: dict[str, dict[str, str]] = {
@@ -70,7 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--run-s", type=float, default=0.3, help="seconds of each of the seven runs of a measurement")
     parser.add_argument("--json", type=Path, default=RESULTS / "allocation.json", help="where results are written to")
-    parser.add_argument("--markdown", type=Path, nargs="?", const=PAGE, help="the page whose table is rewritten")
     parser.add_argument("--from-json", action="store_true", help="measure nothing: show what --json holds")
     options = parser.parse_args(arguments)
     if options.from_json:
@@ -83,8 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         save(options.json, result)
     for row in table(result["rows"]):
         print(f"{row[0]:10} {row[1]:18}", "  ".join(f"{v:>8} {f}" for v, f in zip(row[2:], FIELDS, strict=True)))
-    if options.markdown:
-        write_part(options.markdown, "allocation", markdown(result))
     return 0
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.goals import GOALS, Goal
 from benchmarks.models import SMALL
-from benchmarks.page import PAGE, RESULTS, ROOT, machine, markdown_table, on_machine, save, write_part
+from benchmarks.page import RESULTS, ROOT, machine, markdown_table, on_machine, save
 
 BACKENDS = ("lazytpu", "lazytpu-compile", "eager", "inductor", "jax", "torch_xla")
 CACHED = ("lazytpu", "lazytpu-compile", "inductor", "jax")
@@ -205,14 +205,18 @@ def header_of(comparison: Comparison) -> list[str]:
     return [*HEADER, *(f"/ {b}" for b in comparison.backends if not b.startswith("lazytpu")), "goal"]
 
 
+def _beside(goal: Goal) -> str:
+    return "its own first_s" if goal.field == "second_s" else goal.peer
+
+
 def goal_rows(comparison: Comparison) -> list[list[str]]:
-    """The goals: what is compared, the limit, what was found, and whether it is met."""
+    """Return the goals: what is compared, the limit, what was found, and whether it is met."""
     return [
         [
             goal.model,
             goal.backend,
             goal.field,
-            "its own first_s" if goal.field == "second_s" else goal.peer,
+            _beside(goal),
             f"≤ {shown(goal.limit)}",
             shown(ratio),
             "met" if ratio <= goal.limit else "missed",
@@ -243,13 +247,41 @@ def print_tables(comparison: Comparison) -> None:
         console.print(table)
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """What the page shows of a saved result."""
+def summary(result: dict[str, Any]) -> str:
+    """Return the tables of the page: steps, first steps, and how many goals are met."""
     comparison = Comparison(result["runs"])
+    first_of = [b for b in comparison.backends if b not in ("eager", "lazytpu-compile")]
+    columns = [("first_s", b, b) for b in first_of]
+    columns += [("second_s", b, f"{b}, second process") for b in first_of if b in CACHED]
+    steps = [[m, *(shown(comparison.median(m, b, "step_ms")) for b in comparison.backends)] for m in comparison.models]
+    first = [[m, *(shown(comparison.median(m, b, field)) for field, b, _ in columns)] for m in comparison.models]
+    goals = comparison.goals()
+    missed = [
+        f"* {g.model}, {g.backend}: {g.field} / {_beside(g)} is {shown(ratio)}; the goal is {shown(g.limit)}"
+        for g, ratio in goals
+        if ratio > g.limit
+    ]
+    parts = [
+        _made(result),
+        markdown_table(["ms a step", *comparison.backends], steps),
+        markdown_table(["first step, s", *(title for _, _, title in columns)], first),
+        f"{len(goals) - len(missed)} of the project's {len(goals)} goals are met.",
+        "\n".join(missed),
+    ]
+    return "\n\n".join(parts).strip()
+
+
+def _made(result: dict[str, Any]) -> str:
     rounds = "One round." if result["rounds"] == 1 else f"Medians of {result['rounds']} rounds."
+    return f"{rounds} {on_machine(result['machine'])}"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Return the full tables of a saved result."""
+    comparison = Comparison(result["runs"])
     failed = sorted({f"{r['model']} {r['backend']}: {r['error']}" for r in result["runs"] if "error" in r})
     parts = [
-        f"{rounds} {on_machine(result['machine'])}",
+        _made(result),
         markdown_table(header_of(comparison), rows_of(comparison)),
         "The goals the project has set itself, as ratios:",
         markdown_table([*GOAL_HEADER[:-1], "verdict"], goal_rows(comparison)),
@@ -267,7 +299,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--xla-python", default="", help="the python of an environment with torch_xla")
     parser.add_argument("--json", type=Path, default=RESULTS / "compare.json", help="where results are written to")
     parser.add_argument("--from-json", type=Path, help="show the results of an earlier run instead of measuring")
-    parser.add_argument("--markdown", type=Path, nargs="?", const=PAGE, help="the page whose table is rewritten")
     options = parser.parse_args(arguments)
     if options.from_json:
         result = json.loads(options.from_json.read_text())
@@ -284,8 +315,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             save(options.json, result)
     comparison = Comparison(result["runs"])
     print_tables(comparison)
-    if options.markdown:
-        write_part(options.markdown, "compare", markdown(result))
     wrong = comparison.wrong_losses()
     for line in wrong:
         print(f"first losses differ: {line}", file=sys.stderr)

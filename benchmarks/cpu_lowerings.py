@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from jax import lax
 
 import lazytpu
-from benchmarks.page import PAGE, RESULTS, machine, markdown_table, on_machine, save, write_part
+from benchmarks.page import RESULTS, machine, markdown_table, on_machine, save
 from benchmarks.timing import best_ms
 
 Array = Any
@@ -212,7 +212,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if keep:
         result = {"machine": machine(), "rows": rows}
         save(RESULTS / "cpu_lowerings.json", result)
-        write_part(PAGE, "cpu_lowerings", markdown(result))
     return 0
 
 

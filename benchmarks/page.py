@@ -1,4 +1,4 @@
-"""Results as JSON, and the parts of documentation pages that are written from them.
+"""Keep results as JSON, and write parts of documentation pages from them.
 
 A part stands between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``.
 """
@@ -17,10 +17,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
+TABLES = PAGE.with_name("performance-tables.md")
 
 
 def machine() -> dict[str, Any]:
-    """What a measurement was made on: processor, cores, and versions of this environment."""
+    """Return what a measurement is made on: processor, cores, and versions of this environment."""
     found = re.search(r"model name\s*: (.*)", _text("/proc/cpuinfo"))
     versions = {name: _version(name) for name in ("torch", "jax", "jaxlib", "numpy")}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -34,7 +35,7 @@ def machine() -> dict[str, Any]:
 
 
 def on_machine(of: dict[str, Any]) -> str:
-    """A sentence that says what a measurement was made on."""
+    """Return a sentence that says what a measurement was made on."""
     versions = ", ".join(f"{name} {number}" for name, number in of["versions"].items() if number)
     cores = f"{of['cores']} core{'s' if of['cores'] > 1 else ''} in use"
     load = f", load {of['load']} at the start" if of["load"] is not None else ""
@@ -42,7 +43,7 @@ def on_machine(of: dict[str, Any]) -> str:
 
 
 def save(path: Path, content: Any) -> None:
-    """Writes JSON, one entry of the outermost lists a line, so that changes can be read."""
+    """Write JSON, one entry of the outermost lists a line, so that changes can be read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = []
     for name, value in content.items():
@@ -55,13 +56,13 @@ def save(path: Path, content: Any) -> None:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def write_part(page: Path, name: str, text: str) -> None:
-    """Replaces a part of a page.
+    """Replace a part of a page.
 
     Raises:
         ValueError: the page has no part of that name.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.compare import environment
-from benchmarks.page import PAGE, RESULTS, ROOT, machine, markdown_table, on_machine, save, write_part
+from benchmarks.page import RESULTS, ROOT, machine, markdown_table, on_machine, save
 from benchmarks.torch_step import Backend, backend
 
 BACKENDS = ("lazytpu", "torch_xla", "eager")
@@ -116,7 +116,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=3, help="processes of each backend; the best is shown")
     parser.add_argument("--xla-python", default="", help="the python of an environment with torch_xla")
     parser.add_argument("--json", type=Path, default=RESULTS / "record.json", help="where results are written to")
-    parser.add_argument("--markdown", type=Path, nargs="?", const=PAGE, help="the page whose table is rewritten")
     parser.add_argument("--child", choices=BACKENDS, help="measure this one, here")
     parser.add_argument("--rounds", type=int, default=15, help="how many runs of 500 ops of each kind, with --child")
     options = parser.parse_args(arguments)
@@ -130,8 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{'µs':{width}}", *(f"{name:>10}" for name in backends))
     for op in result["us"]["lazytpu"]:
         print(f"{op:{width}}", *(f"{result['us'][name][op]:10.2f}" for name in backends))
-    if options.markdown:
-        write_part(options.markdown, "record", markdown(result))
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.compare import environment
 from benchmarks.growth import cutting, plots, recording, scan, training, tree
 from benchmarks.growth.study import Study, study_of
-from benchmarks.page import PAGE, RESULTS, ROOT, machine, markdown_table, on_machine, save, write_part
+from benchmarks.page import RESULTS, ROOT, machine, markdown_table, on_machine, save
 
 STUDIES: dict[str, Callable[[], Study]] = {
     "recording": recording.study,
@@ -61,7 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default=",".join(STUDIES), help="names with commas between them")
     parser.add_argument("--json", type=Path, default=RESULTS / "growth.json", help="where results are written to")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the studies of --json into this folder, as SVG")
-    parser.add_argument("--markdown", type=Path, nargs="?", const=PAGE, help="the page whose table is rewritten")
     parser.add_argument("--from-json", action="store_true", help="measure nothing: show and draw what --json holds")
     parser.add_argument("--child", choices=STUDIES, help="run this one, here")
     options = parser.parse_args(arguments)
@@ -85,8 +84,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot:
         for path in plots.draw([studies[name] for name in STUDIES if name in studies], options.plot):
             print(path)
-    if options.markdown:
-        write_part(options.markdown, "growth", markdown(result))
     return int(not all(verdict.holds for study in shown for verdict in study.verdicts))
 
 
