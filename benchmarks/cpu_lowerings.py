@@ -3,8 +3,8 @@
 For each op its result and all gradients on this machine's CPU, in milliseconds, the best of several runs: eager
 torch, the op as it is written in jax, and the op on the device (recording included).  The rules keep a form of their
 own where the last column is below the middle one; ``--json`` keeps the figures in benchmarks/results, where
-table of the page on performance.
 ``python -m benchmarks --from-json`` reads them.
+"""
 
 from __future__ import annotations
 
