@@ -68,6 +68,18 @@ def to_torch(dtype: object) -> torch.dtype:
         raise TypeError(f"{dtype} has no counterpart in torch") from None
 
 
+def host_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a copy of a tensor's contents as a numpy array of XLA's dtype for them."""
+    host = tensor.detach().cpu().resolve_conj().resolve_neg()
+    host = host.to(torch.complex64) if host.dtype is torch.complex32 else host
+    wanted = to_numpy(host.dtype)
+    if not host.numel():
+        return np.empty(tuple(host.shape), wanted)
+    flat = host.contiguous().as_strided((host.numel(),), (1,))  # `view` could keep another stride of one element
+    raw = np.from_dlpack(flat.view(torch.uint8))  # `numpy()` would forbid the user to resize the tensor
+    return np.array(raw, copy=True).view(wanted).reshape(tuple(host.shape))
+
+
 def short_name(dtype: torch.dtype) -> str:
     """``f32`` for ``torch.float32``: the name used in the IR, in errors, logs and docs."""
     return _SHORT.get(dtype) or str(dtype).removeprefix("torch.")

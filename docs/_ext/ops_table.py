@@ -19,7 +19,7 @@ import lazytpu  # noqa: F401  registers the kernels
 from lazytpu.dispatch.cpu_fallback import DATA_DEPENDENT
 from lazytpu.dispatch.handwritten import special
 from lazytpu.ir.op_schema import OpOverload, functional_twin
-from lazytpu.lowering.lower import can_lower
+from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.registry import rule_of
 
 HEADINGS = {

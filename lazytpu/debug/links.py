@@ -39,7 +39,7 @@ class Names:
     def __init__(self, graph: Graph) -> None:
         self._scopes: dict[str, list[int]] = {}
         for index, node in enumerate(graph.nodes):
-            self._scopes.setdefault(scope_name(node), []).append(index)
+            self._scopes.setdefault(scope_name(node.op, node.site), []).append(index)
         self._count = len(graph.nodes)
         donated = set(graph.donated)
         names = [graph.names[v] for v in graph.inputs]

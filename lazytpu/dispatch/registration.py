@@ -29,7 +29,7 @@ from lazytpu.dispatch.handwritten import special
 from lazytpu.dispatch.outputs import with_out
 from lazytpu.errors import VersionError
 from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
-from lazytpu.lowering.lower import can_lower
+from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.registry import rule_of
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.torch_backend import accelerator, fork, modules, saving, torch_module

@@ -16,10 +16,10 @@ from torch._decomp import decomposition_table
 
 from lazytpu.config import config
 from lazytpu.dispatch.composites import FUSED
-from lazytpu.dtypes import to_numpy
+from lazytpu.dtypes import host_array, to_numpy
 from lazytpu.errors import LazyTPUError
 from lazytpu.export.signature import ArraySpec, Signature, dump_spec
-from lazytpu.frontends.fx.evaluate import evaluate, function_of, host_array
+from lazytpu.frontends.fx.evaluate import evaluate_size, jax_function_of
 from lazytpu.lowering.registry import lowering_for, rule_of
 
 PORTABLE = "portable"  # a platform that no rule knows, so each takes its general form
@@ -140,7 +140,7 @@ def _weight(program: Any, spec: Any) -> np.ndarray[Any, Any]:
 
 
 def _shape(meta: Any, sizes: Mapping[Any, Any]) -> tuple[Any, ...]:
-    return tuple(evaluate(n.node.expr, dict(sizes)) if isinstance(n, torch.SymInt) else int(n) for n in meta.shape)
+    return tuple([evaluate_size(n, dict(sizes)) for n in meta.shape])
 
 
 def _meta(program: Any, name: str) -> Any:
@@ -203,7 +203,7 @@ def _signature(program: Any, sizes: Mapping[Any, Any], weights: Weights) -> Sign
 
 def _function(program: Any, signature: Signature, weights: Weights, inline: bool) -> Any:
     """The program as a function of (weights, *inputs) that returns the list of outputs."""
-    run = function_of(program.graph_module)
+    run = jax_function_of(program.graph_module)
     specs = program.graph_signature.input_specs
     constant_outputs = [_is(s.arg, "ConstantArgument") for s in program.graph_signature.output_specs]
 

@@ -13,13 +13,12 @@ from jax import numpy as jnp
 from torch.utils._pytree import tree_unflatten
 
 from lazytpu import random
-from lazytpu.dtypes import to_numpy
+from lazytpu.dtypes import host_array, to_numpy
 from lazytpu.export import files
 from lazytpu.export.convert import Converted, Weights, convert
 from lazytpu.export.signature import ArraySpec, Signature, load_spec
 from lazytpu.export.tensorflow import save_as_saved_model
 from lazytpu.export.versions import versions
-from lazytpu.frontends.fx.evaluate import host_array
 from lazytpu.frontends.jax.arrays import from_jax
 from lazytpu.frontends.jax.call import call_jax
 from lazytpu.location.site import line_here

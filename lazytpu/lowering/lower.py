@@ -6,26 +6,25 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
 from jax.extend import source_info_util
-from torch.utils._pytree import tree_flatten, tree_map
 
-import lazytpu.lowering.rules  # noqa: F401  registers every rule
 from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch, type_name
-from lazytpu.errors import LoweringError, UnsupportedOpError
+from lazytpu.errors import LoweringError
 from lazytpu.ir.graph import Graph
+from lazytpu.ir.op_schema import Op
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value, operands
 from lazytpu.ir.types import TensorType
 from lazytpu.location.site import Site
 from lazytpu.lowering.bounds import report, report_rows
-from lazytpu.lowering.decompose import decomposition_of, trace_decomposition
+from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import elements_of, is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
 from lazytpu.lowering.registry import is_strided, rule_of, target_platform
@@ -34,19 +33,13 @@ from lazytpu.lowering.rules.foreach import element_rule
 from lazytpu.lowering.slice_writes import apart, overlapping_writes
 from lazytpu.lowering.support.operands import rounded
 
-Type = jax.ShapeDtypeStruct
-_IGNORED = {"device", "layout", "pin_memory", "non_blocking"}  # arguments that say nothing about the computation
+_T = TypeVar("_T")
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
 
 def type_of(layout: TensorType) -> Type:
     """The XLA type of a layout; strides do not exist there."""
     return Type(layout.size, to_numpy(layout.dtype))
-
-
-def can_lower(op: torch._ops.OpOverload) -> bool:
-    """Whether ``op`` has a rule or a decomposition."""
-    return rule_of(op) is not None or decomposition_of(op) is not None
 
 
 def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
@@ -72,7 +65,10 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
         filled: dict[Any, list[Any]] = {}
         for i, stretch in enumerate(stretches):
             nodes = graph.nodes[stretch.start : stretch.stop]
-            scopes = [scope_name(node, p if config.dump else None) for node, p in zip(nodes, stretch, strict=True)]
+            scopes = [
+                scope_name(node.op, node.site, p if config.dump else None)
+                for node, p in zip(nodes, stretch, strict=True)
+            ]
             if is_by_element(nodes[0]):
                 needed = {v for node in nodes for v in elements_of(node) if v in awaited or last.get(v, -1) > i}
                 elements = partial(_lower_element, dict(zip(nodes, scopes, strict=True)))
@@ -138,7 +134,12 @@ def _run(
         kwargs["contiguous"] = node.args[0].layout.contiguous
     rule = rule_of(node.op.recorded)
     key = (rule, out.shape, out.dtype) if rule in CONSTANTS else None
-    results = filled.get(key) or _results(node, scope, types, lambda: lower_op(node.op.recorded, out, args, kwargs))
+    call = (
+        partial(lower_decomposed, node.op.recorded, args, kwargs)
+        if rule is None
+        else partial(rule, out, *args, **kwargs)
+    )
+    results = filled.get(key) or _results(node, scope, types, call)
     if key is not None:
         filled[key] = results
     pairs = zip(node.values, results, strict=True)
@@ -158,19 +159,9 @@ def _natural(node: Node) -> Sequence[Any]:
 
 
 def _results(node: Node, scope: str, types: Sequence[TensorType | None], call: Callable[[], Any]) -> list[Any]:
-    """The results of a rule, of the ``types`` that torch predicts."""
-    try:
-        with jax.named_scope(scope):
-            results = _flat(call_from(node.site)(call))
-    except LoweringError:
-        raise
-    except Exception as error:
-        raise LoweringError(
-            f"{node.op.name} could not be lowered: {type(error).__name__}: {error}",
-            at=node.site.describe() if node.site else "",
-            given=", ".join(repr(x.layout) for x in operands(node) if type(x) is Value),
-        ) from error
-    return _checked(node, types, results)
+    """Return the results of a rule, of the ``types`` that torch predicts."""
+    given = ", ".join(repr(x.layout) for x in operands(node) if type(x) is Value)
+    return _checked(node, types, _flat(call_rule(node.op, node.site, scope, given, call)))
 
 
 def _as_kept(value: Value, result: Any) -> Any:
@@ -196,9 +187,34 @@ def _body(body: Subgraph) -> Callable[..., list[Any]]:
     return call
 
 
+def call_rule(op: Op, site: Site | None, scope: str, given: str, call: Callable[[], _T]) -> _T:
+    """Call a rule from the user's line, so that jax notes it as the source of what the rule makes.
+
+    Args:
+        scope: becomes the ``op_name`` of the HLO.
+        given: the operands, for the error.
+        call: calls the rule.
+
+    Raises:
+        LoweringError: the rule failed.
+    """
+    try:
+        with jax.named_scope(scope):
+            result: _T = _call_from(site)(call)
+    except LoweringError:
+        raise
+    except Exception as error:
+        raise LoweringError(
+            f"{op.name} could not be lowered: {type(error).__name__}: {error}",
+            at=site.describe() if site else "",
+            given=given,
+        ) from error
+    return result
+
+
 @cache
-def call_from(site: Site | None) -> Callable[[Callable[[], Any]], Any]:
-    """A function that calls its argument from the user's line, as far as jax can see.
+def _call_from(site: Site | None) -> Callable[[Callable[[], Any]], Any]:
+    """Return a function that calls its argument from the user's line, as far as jax can see.
 
     jax takes the innermost frame outside its own and excluded files for the location of an operation; so
     StableHLO locations and HLO metadata carry the line where the op was recorded.
@@ -217,72 +233,32 @@ def _function_name(site: Site) -> str:
     return name if name.isidentifier() and not iskeyword(name) else f"_{name}"  # "0", of a Sequential
 
 
-def scope_name(node: Node, position: int | None = None) -> str:
-    """``CNN/c1/aten.convolution``, the ``op_name`` of the HLO that comes of the node.
+def scope_name(op: Op, site: Site | None, position: int | None = None) -> str:
+    """Return ``CNN/c1/aten.convolution``, the ``op_name`` of the HLO that comes of an op.
 
     Args:
         position: of the node in its graph, for a dump: ``CNN/c1/aten.convolution%12`` leads back to exactly one op.
     """
-    module = node.site.module.replace(".", "/") + "/" if node.site is not None and node.site.module else ""
-    return module + str(node.op.name) + ("" if position is None else f"%{position}")
+    module = site.module.replace(".", "/") + "/" if site is not None and site.module else ""
+    return module + op.name + ("" if position is None else f"%{position}")
 
 
-def lower_op(op: torch._ops.OpOverload, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Applies the rule of ``op``, or the rules of its decomposition, to jax arrays."""
-    rule = rule_of(op)
-    if rule is not None:
-        return rule(out, *args, **kwargs)
-    if decomposition_of(op) is None:
-        raise UnsupportedOpError(f"{op} has no lowering and no decomposition")
-    return _lower_decomposed(op, out, args, kwargs)
+def check_type(op: Op, site: Site | None, wanted: Type, result: jax.Array | None) -> None:
+    """Compare a result of a rule with the type that torch predicts, whose sizes may be symbolic.
 
-
-def _lower_decomposed(op: Any, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    rng = kwargs.pop("rng", None)
-    metas = tree_map(_to_meta, (list(args), kwargs), is_leaf=lambda x: isinstance(x, jax.Array))
-    module = trace_decomposition(op, *metas)
-    arrays = [x for x in tree_flatten((list(args), kwargs))[0] if isinstance(x, jax.Array)]
-    return run_fx(module, arrays, rng)
-
-
-def run_fx(module: torch.fx.GraphModule, arrays: Sequence[Any], rng: Any = None) -> Any:
-    """Runs an FX graph of aten ops through the rules.
-
-    Args:
-        module: the graph; its nodes carry their types in ``meta["val"]``.
-        arrays: the jax arrays of its placeholders.
-        rng: key for random ops, u64[2].
+    Raises:
+        LoweringError: they differ.
     """
-    values: dict[Any, Any] = {}
-    remaining = iter(arrays)
-    draws = 0
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(remaining)
-        elif node.op == "get_attr":
-            constant = getattr(module, node.target)
-            values[node] = jnp.asarray(constant.numpy(), dtype=to_numpy(constant.dtype))
-        elif node.op == "output":
-            return torch.fx.node.map_arg(node.args[0], lambda n: values[n])
-        elif node.target.__class__.__name__ == "builtin_function_or_method":  # getitem
-            values[node] = values[node.args[0]][node.args[1]]
-        else:
-            args, kwargs = torch.fx.node.map_arg((list(node.args), dict(node.kwargs)), lambda n: values[n])
-            kwargs = {k: v for k, v in kwargs.items() if k not in _IGNORED}
-            if torch.Tag.nondeterministic_seeded in node.target.tags:
-                draws += 1
-                kwargs["rng"] = rng.at[1].add(jnp.uint64(draws << 40))
-            out = tree_map(_type_of_tensor, node.meta["val"])
-            values[node] = lower_op(node.target, out, args, kwargs)
-    raise AssertionError("an FX graph without output")
+    if result is None or result.dtype != wanted.dtype or not _same_shape(result.shape, wanted.shape):
+        got = "nothing" if result is None else type_name(tuple(result.shape), to_torch(result.dtype))
+        raise LoweringError(
+            f"{op.name}: the rule gave {got}, torch predicts {type_name(wanted.shape, to_torch(wanted.dtype))}",
+            at=site.describe() if site else "",
+        )
 
 
-def _type_of_tensor(t: Any) -> Any:
-    return Type(tuple(t.shape), to_numpy(t.dtype)) if isinstance(t, torch.Tensor) else t
-
-
-def _to_meta(x: Any) -> Any:
-    return torch.empty(x.shape, dtype=to_torch(x.dtype), device="meta") if isinstance(x, jax.Array) else x
+def _same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True))
 
 
 def _number(number: Number, packs: dict[str, Any]) -> Any:
@@ -330,10 +306,10 @@ _MASKS = {"output_mask", "grad_input_mask"}
 
 def _checked(node: Node, types: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results, compared with what torch predicted; zeros for gradients nobody asked for."""
-    site = node.site.describe() if node.site else ""
     if len(results) != len(types):
         raise LoweringError(
-            f"{node.op.name}: the rule gave {len(results)} results, torch predicts {len(types)}", at=site
+            f"{node.op.name}: the rule gave {len(results)} results, torch predicts {len(types)}",
+            at=node.site.describe() if node.site else "",
         )
     masked = not _MASKS.isdisjoint(node.op.positions)
     checked = []
@@ -341,8 +317,6 @@ def _checked(node: Node, types: Sequence[Any], results: Sequence[Any]) -> list[A
         if layout is not None:
             if result is None and masked:
                 result = jnp.zeros(layout.size, to_numpy(layout.dtype))
-            if result is None or tuple(result.shape) != layout.size or result.dtype != to_numpy(layout.dtype):
-                got = "nothing" if result is None else type_name(tuple(result.shape), to_torch(result.dtype))
-                raise LoweringError(f"{node.op.name}: the rule gave {got}, torch predicts {layout}", at=site)
+            check_type(node.op, node.site, type_of(layout), result)
         checked.append(result)
     return checked

@@ -77,7 +77,7 @@ def lowers_each(table: dict[torch._ops.OpOverload, Rule]) -> None:
         lowers(op)(rule)
 
 
-def rule_of(op: torch._ops.OpOverload) -> Rule | None:
+def rule_of(op: Target) -> Rule | None:
     """The rule of an overload, or None."""
     return _RULES.get(op) or _RULES.get(str(op))
 

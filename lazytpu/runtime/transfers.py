@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import torch
 
-from lazytpu.dtypes import to_numpy, to_torch
+from lazytpu.dtypes import host_array, to_torch
 from lazytpu.errors import DonatedBufferError
 from lazytpu.observe import metrics, regions, step_statistics
 from lazytpu.runtime import client
@@ -30,12 +30,8 @@ def to_device(tensor: torch.Tensor) -> Any:
     The contents are copied first: ``jax.device_put`` may alias a numpy buffer on the CPU, and the user is
     free to overwrite the tensor afterwards.
     """
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.dtype is torch.complex32:
-        tensor = tensor.to(torch.complex64)
-    wanted = to_numpy(tensor.dtype)
     start = time.perf_counter()
-    host = np.array(_numpy_view(tensor.contiguous()), copy=True).view(wanted).reshape(tuple(tensor.shape))
+    host = host_array(tensor)
     where = client.device()
     prefetch.start(where)
     with uninterrupted(), jax.enable_x64(True):
@@ -73,14 +69,6 @@ def to_host(buffer: Any) -> torch.Tensor:
         warnings.simplefilter("ignore")  # the memory is read-only, and nobody writes to it
         raw = torch.from_numpy(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
     return raw.view(dtype).reshape(host.shape)
-
-
-def _numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The bytes of a contiguous CPU tensor, whatever its dtype."""
-    if not tensor.numel():
-        return np.empty(0, np.uint8)
-    flat = tensor.as_strided((tensor.numel(),), (1,))  # `view` could keep another stride where there is one element
-    return np.from_dlpack(flat.view(torch.uint8))  # `numpy()` would forbid the user to resize the tensor
 
 
 def wait(buffers: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ pytestmark = QUIET
 def run(capsys, monkeypatch):
     """Runs an example and returns what it prints."""
     monkeypatch.setattr(lazytpu.config, "dump", "")
+    lazytpu.metrics.reset()  # an example counts the ops that fell back
 
     def call(name: str, *arguments: list[str]) -> str:
         spec = spec_from_file_location(name, EXAMPLES / f"{name}.py")

@@ -16,9 +16,9 @@ from lazytpu.frontends.dynamo.dump import dump
 from lazytpu.frontends.dynamo.program import Program, Result, Shortcut, program_of, results_of
 from lazytpu.frontends.dynamo.sizes import has_symbols, with_sizes
 from lazytpu.frontends.fx.graph import unsupported_ops
-from lazytpu.frontends.fx.site import site_of
 from lazytpu.ir.tree import trace
 from lazytpu.ir.types import contiguous_stride, is_dense
+from lazytpu.location.fx_site import site_of
 from lazytpu.observe import metrics
 from lazytpu.runtime import launch, transfers
 from lazytpu.runtime.host.interrupts import uninterrupted

@@ -283,7 +283,7 @@ def program_of(module: torch.fx.GraphModule, name: str, layouts: list[Layout | N
     """
     done = Conversion(module, layouts)
     groups = memory_groups(module)
-    bases = {at: done.known[group.base] for at, group in groups.items()}
+    bases = {at: done.env[group.base] for at, group in groups.items()}
     made = [bases.get(i, r) for i, r in enumerate(done.results)] + list(done.written.values())
     values = [r for r in made if type(r) is Value and r not in done.arguments and r.node is not None]
     outputs = tuple(dict.fromkeys(values))

@@ -7,27 +7,30 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from itertools import count
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.fx.node import Target
 
 from lazytpu.errors import UnsupportedOpError
-from lazytpu.frontends.fx.higher_order import TABLE, HigherOrder, result_layouts
-from lazytpu.frontends.fx.site import site_of
+from lazytpu.frontends.fx.higher_order import TABLE, result_layouts
 from lazytpu.ir.graph import graph_of
 from lazytpu.ir.op_schema import NO_COMPUTATION, Op, OpOverload, aten, op_of
 from lazytpu.ir.subgraph import Subgraph, interned
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.ir.types import TensorType
+from lazytpu.location.fx_site import site_of
 from lazytpu.location.site import UNKNOWN
-from lazytpu.lowering.lower import can_lower
-from lazytpu.tensors.layout import Layout, root_layout
+from lazytpu.lowering.decompose import can_lower
+from lazytpu.lowering.fx import Args, AtenInterpreter, Kwargs
+from lazytpu.tensors.layout import Layout
 from lazytpu.tracing.infer import infer, result_layout
 from lazytpu.tracing.record import VIEW_OPS
 
-_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default}
+_READ = aten._local_scalar_dense.default
+_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default, _READ}
 _COPY = aten.copy_.default
 _NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _FULL = op_of(aten.full.default)
@@ -44,46 +47,39 @@ _ARITHMETIC = {
     operator.eq: aten.eq.Tensor,
     operator.ne: aten.ne.Tensor,
 }
-_READ = aten._local_scalar_dense.default
 _CHOICE = torch.sym_ite
 
 
 def unsupported_ops(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """What a graph holds that neither a rule nor a decomposition lowers."""
+    """Yield what a graph holds that neither a rule nor a decomposition lowers."""
     for node in module.graph.nodes:
         if node.op == "call_function" and not _is_known(node.target):
             yield node
         elif node.op in ("call_module", "call_method"):
             yield node
         elif node.op == "get_attr":
-            found = attribute(module, node.target)
+            found = attrgetter(str(node.target))(module)
             if isinstance(found, torch.fx.GraphModule):
                 yield from unsupported_ops(found)
 
 
 def _is_known(target: Any) -> bool:
-    if target in (operator.getitem, _COPY, _READ, _CHOICE) or target in _ARITHMETIC:
+    if target in (operator.getitem, _COPY, _CHOICE) or target in _ARITHMETIC:
         return True
     if target in TABLE or target in _SAME or target in NO_COMPUTATION:
         return True
     return isinstance(target, OpOverload) and not target._schema.is_mutable and can_lower(target)
 
 
-def attribute(module: Any, path: str) -> Any:
-    """What a ``get_attr`` node refers to."""
-    for name in str(path).split("."):
-        module = getattr(module, name)
-    return module
-
-
 def subgraph_of(module: torch.fx.GraphModule) -> Subgraph:
-    """The body that an FX graph computes.
+    """Return the body that an FX graph computes.
 
     Raises:
         UnsupportedOpError: it writes to an argument, or holds a large tensor.
     """
-    layouts = [_layout(n.meta["val"]) for n in module.graph.nodes if n.op == "placeholder"]
-    body = Conversion(module, layouts, inner=True)
+    types = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
+    layouts = [_layout_like(x) if isinstance(x, torch.Tensor) else None for x in types]
+    body = Conversion(module, layouts, is_body=True)
     if body.written:
         raise UnsupportedOpError(
             "a branch or the body of a loop writes to its argument", fix="return the new value instead"
@@ -93,64 +89,57 @@ def subgraph_of(module: torch.fx.GraphModule) -> Subgraph:
     return interned(graph, tuple([v.index for v in graph.inputs]), constants)
 
 
-class Conversion:
-    """One FX graph of functional aten ops, converted.
-
-    It may copy to its arguments at its end.
+class Conversion(AtenInterpreter):
+    """Convert one FX graph of functional aten ops, which may copy to its arguments at its end.
 
     Attributes:
         last: the last node; `graph_of` prunes the path to it.
         results: what the graph returns: a `Value`, or anything else as it is.
         arguments: the values that stand for whole arguments, to their positions.
         written: positions of arguments to the values that are copied into them.
-        known: what each FX node stands for.
+        env: what each FX node stands for.
         captured: the tensors the graph holds; they are inputs after the arguments.
     """
 
-    def __init__(self, module: torch.fx.GraphModule, layouts: Sequence[Layout | None], inner: bool = False) -> None:
-        """Converts.
+    def __init__(
+        self, module: torch.fx.GraphModule, layouts: Sequence[Layout | None], *, is_body: bool = False
+    ) -> None:
+        """Convert.
 
         Args:
             module: the nodes carry their types in ``meta["val"]``, of fixed sizes.
             layouts: how the arguments lie in their storages, None for those that are no tensors.
-            inner: it is the body of a loop or a branch.
+            is_body: it is the body of a loop or a branch.
         """
-        self.module, self.inner = module, inner
+        super().__init__(module, keep_values=True)
+        self._is_body, self._layouts = is_body, layouts
         self.last = Node(None)
-        self.results: list[Any] = []
         self.arguments: dict[Value, int] = {}
         self.written: dict[int, Value] = {}
         self.captured: list[torch.Tensor] = []
-        self._layouts = layouts
-        self.known: dict[torch.fx.Node, Any] = {}
         self._site = UNKNOWN
-        positions = count()
-        for node in module.graph.nodes:
-            self._site = site_of(node)
-            if node.op == "placeholder":
-                self.known[node] = self._argument(next(positions), node)
-            elif node.op == "get_attr":
-                self.known[node] = self._attribute(node)
-            elif node.op == "output":
-                outputs = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
-                self.results = [self.known[x] if isinstance(x, torch.fx.Node) else x for x in outputs]
-            else:
-                self.known[node] = self._call(node)
+        returned = self.evaluate(*range(len(layouts)))
+        self.results: list[object] = list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
-    def _argument(self, position: int, node: torch.fx.Node) -> Any:
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self._site = site_of(n)
+        return super().run_node(n)
+
+    def placeholder(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
+        position: int = super().placeholder(target, args, kwargs)
         layout = self._layouts[position]
         if layout is None:
-            return node.meta.get("val")
+            return self.node.meta.get("val")
         value = self._read(Value(None, position, layout.root), layout)
         self.arguments[value] = position
         return value
 
     def _read(self, root: Value, layout: Layout) -> Value:
-        """The value that lies at ``layout`` in a storage that holds ``root``: the chain of view ops."""
+        """Return the value that lies at ``layout`` in a storage that holds ``root``: the chain of view ops."""
         if layout.parent is None:
             return root
         op = VIEW_OPS[layout.op] if isinstance(layout.op, str) else layout.op
-        node = self._node(op, (self._read(root, layout.parent), *layout.args), {})
+        node = self._record(op, (self._read(root, layout.parent), *layout.args), {})
         if layout.index is None:
             node.set_results((layout,), 0)
         else:
@@ -160,15 +149,15 @@ class Conversion:
         assert value is not None
         return value
 
-    def _attribute(self, node: torch.fx.Node) -> Any:
-        found = attribute(self.module, str(node.target))
-        if isinstance(found, torch.fx.GraphModule):
-            return subgraph_of(found)
+    def body(self, module: torch.fx.GraphModule) -> Subgraph:
+        return subgraph_of(module)
+
+    def constant(self, found: Any) -> Any:
         if not isinstance(found, torch.Tensor):
             return found
-        if not self.inner:
+        if not self._is_body:
             self.captured.append(found)
-            return Value(None, len(self._layouts) + len(self.captured) - 1, _layout(found))  # type: ignore[arg-type]
+            return Value(None, len(self._layouts) + len(self.captured) - 1, _layout_like(found))
         if found.numel() != 1:
             raise UnsupportedOpError(
                 f"a branch or the body of a loop holds a tensor of {tuple(found.shape)}",
@@ -177,92 +166,83 @@ class Conversion:
             )
         return self._full(found)
 
-    def _full(self, tensor: torch.Tensor) -> Value:
-        made = self._node(_FULL, (list(tensor.shape), tensor.item()), {"dtype": tensor.dtype})
-        made.set_results((_layout(tensor),), 0)
-        return made.value
-
-    def _scalar(self, x: Any) -> Value:
-        return x if type(x) is Value else self._full(torch.tensor(x, dtype=_NUMBER[type(x)]))
-
-    def _call(self, node: torch.fx.Node) -> Any:
-        given: Any = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.known[n])
-        args, kwargs = given
-        target: Any = node.target
-        if target is operator.getitem:
-            return args[0][args[1]]
-        if target in _SAME or target is _READ:
-            return args[0]
-        if target in _ARITHMETIC:
-            return self._arithmetic(target, args)
+    def call_function(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
+        if target in _ARITHMETIC and any(type(x) is Value for x in args):
+            return self._arithmetic(_ARITHMETIC[target], target, args)
         if target is _CHOICE:
-            made = self._node(op_of(aten.where.self), tuple([self._scalar(x) for x in args]), {})
-            made.set_results((_layout(torch.where(*[torch.empty((), dtype=v.layout.dtype) for v in made.args])),), 0)
-            return made.value
-        if target in NO_COMPUTATION:
-            return None
-        if target in TABLE:
-            return self._higher_order(TABLE[target], args)
-        if target is _COPY:
+            return self._arithmetic(aten.where.self, torch.where, [self._scalar(x) for x in args])
+        return super().call_function(target, args, kwargs)
+
+    def call_aten(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        if op in _SAME:
+            return args[0]
+        if op is _COPY:
             return self._copied(args[0], args[1])
-        op = op_of(target)
-        kinds = {a.name: a.kind for a in op.arguments}
-        kept = {k: _plain(v) for k, v in kwargs.items() if kinds[k] not in ("ignored", "generator")}
-        made = self._node(op, _plain(tuple(args)), kept)
+        recorded = op_of(op)
+        kinds = {a.name: a.kind for a in recorded.arguments}
+        node = self._record(
+            recorded, args, {k: v for k, v in kwargs.items() if kinds[k] not in ("ignored", "generator")}
+        )
         layouts: list[Layout | None] = []
         try:
-            made.set_results(*_results(node.meta["val"], layouts))
+            node.set_results(*_results(self.node.meta["val"], layouts))
         except (ValueError, RuntimeError) as error:  # torch raises one of several where a size has no number
             raise UnsupportedOpError(
-                f"the size of what {op.name} gives depends on the values of a tensor",
+                f"the size of what {recorded.name} gives depends on the values of a tensor",
                 at=self._site.describe(),
                 fix="use a form of a fixed size: torch.where for x[mask], torch.nonzero_static for torch.nonzero",
             ) from error
-        return _nested(made.structure, made.values)
+        return _nested(node.structure, node.values)
 
-    def _copied(self, target: Value, source: Any) -> Any:
+    def higher_order(self, op: torch._ops.HigherOrderOperator, args: Args, kwargs: Kwargs) -> Any:
+        higher = TABLE[op]
+        named = dict(zip(higher.arguments, args, strict=True))
+        layouts: dict[str, list[TensorType]] = {}
+        for name, kind in higher.arguments.items():
+            if kind == "tensors":
+                named[name] = list(named[name])
+                layouts[name] = [x.layout for x in named[name] if type(x) is Value]
+        bodies = [x for x in args if isinstance(x, Subgraph)]
+        node = self._record(higher.recorded(any(x.random for x in bodies)), tuple(named.values()), {})
+        node.set_results(tuple(result_layouts(higher, named, layouts)), 0)
+        return with_constants(bodies[-1], node.values)
+
+    def _copied(self, target: Value, source: Value) -> Value:
         """``target.copy_(source)``, which AOTAutograd puts at the end of a graph for arguments that are written."""
         if target not in self.arguments:
             raise UnsupportedOpError(
                 "a compiled graph writes to a tensor that is no argument", at=self._site.describe()
             )
-        layout = target.layout
-        if source.layout.size != layout.size:
-            source = self._cast(op_of(aten.expand.default), source, list(layout.size), layout)
-        if source.layout.dtype != layout.dtype:
-            source = self._cast(op_of(aten._to_copy.default), source, layout.dtype, layout)
+        size, dtype = target.layout.size, target.layout.dtype
+        if source.layout.size != size:
+            node = self._record(op_of(aten.expand.default), (source, list(size)), {})
+            source = self._result(node, torch.empty(size, dtype=source.layout.dtype, device="meta"))
+        if source.layout.dtype != dtype:
+            node = self._record(op_of(aten._to_copy.default), (source,), {"dtype": dtype})
+            source = self._result(node, torch.empty(size, dtype=dtype, device="meta"))
         self.written[self.arguments[target]] = source
         return source
 
-    def _cast(self, op: Op, source: Value, wanted: Any, layout: TensorType) -> Value:
-        named = {"dtype": wanted} if isinstance(wanted, torch.dtype) else {}
-        made = self._node(op, (source,) if named else (source, wanted), named)
-        dtype = layout.dtype if named else source.layout.dtype
-        made.set_results((root_layout(layout.size, torch.empty(layout.size, device="meta").stride(), dtype),), 0)
-        return made.value
+    def _arithmetic(self, op: OpOverload, function: Any, args: Sequence[Any]) -> Value:
+        """Record arithmetic on numbers that are tensors here; ``function`` tells the type of the result."""
+        node = self._record(op_of(op), tuple(args), {})
+        return self._result(
+            node, function(*[torch.empty((), dtype=x.layout.dtype) if type(x) is Value else x for x in args])
+        )
 
-    def _arithmetic(self, target: Any, args: Sequence[Any]) -> Any:
-        if not any(type(x) is Value for x in args):
-            return target(*args)
-        made = self._node(op_of(_ARITHMETIC[target]), tuple(args), {})
-        operands = [torch.empty((), dtype=x.layout.dtype) if type(x) is Value else x for x in args]
-        made.set_results((_layout(target(*operands)),), 0)
-        return made.value
+    def _scalar(self, x: Any) -> Value:
+        return x if type(x) is Value else self._full(torch.tensor(x, dtype=_NUMBER[type(x)]))
 
-    def _higher_order(self, higher: HigherOrder, args: Sequence[Any]) -> list[Value | None]:
-        named = dict(zip(higher.arguments, args, strict=True))
-        layouts = {}
-        for name, kind in higher.arguments.items():
-            if kind == "tensors":
-                named[name] = list(named[name])
-                layouts[name] = [x.layout for x in named[name] if type(x) is Value]
-        random = any(x.random for x in args if isinstance(x, Subgraph))
-        made = self._node(higher.recorded(random), tuple(named.values()), {})
-        made.set_results(tuple(result_layouts(higher, named, layouts)), 0)
-        bodies = [x for x in args if isinstance(x, Subgraph)]
-        return with_constants(bodies[-1], made.values)
+    def _full(self, tensor: torch.Tensor) -> Value:
+        node = self._record(_FULL, (list(tensor.shape), tensor.item()), {"dtype": tensor.dtype})
+        return self._result(node, tensor)
 
-    def _node(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    def _result(self, node: Node, like: torch.Tensor) -> Value:
+        """Give a node its one result, of the type of a tensor."""
+        node.set_results((_layout_like(like),), 0)
+        return node.value
+
+    def _record(self, op: Op, args: Args, kwargs: Kwargs) -> Node:
         node = Node(self.last)
         node.op, node.args, node.kwargs, node.site = op, args, kwargs, self._site
         node.key = (op, node.depth)
@@ -274,8 +254,8 @@ class Conversion:
         return node
 
 
-def with_constants(body: Subgraph, values: Sequence[Any]) -> list[Any]:
-    """What a higher-order op returns: its values, and what the body gives that is no tensor."""
+def with_constants(body: Subgraph, values: Sequence[object]) -> list[object]:
+    """Return what a higher-order op returns: its values, and what the body gives that is no tensor."""
     results = list(values)
     for position, constant in body.constants:
         results.insert(position, constant)
@@ -286,17 +266,15 @@ def _results(types: Any, layouts: list[Layout | None]) -> tuple[tuple[Layout | N
     def visit(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return [visit(e) for e in x]
-        layouts.append(_layout(x))
+        layouts.append(_layout_like(x) if isinstance(x, torch.Tensor) else None)
         return len(layouts) - 1
 
     structure = visit(types)
     return tuple(layouts), structure
 
 
-def _layout(tensor: Any) -> Layout | None:
-    """The layout of a new tensor like this one; None for what is no tensor."""
-    if not isinstance(tensor, torch.Tensor):
-        return None
+def _layout_like(tensor: torch.Tensor) -> Layout:
+    """Return the layout of a new tensor like this one."""
     size, stride = tuple([int(n) for n in tensor.shape]), tuple([int(n) for n in tensor.stride()])
     if not prod(size):
         return result_layout(torch.empty(size, dtype=tensor.dtype, device="meta"))
@@ -305,10 +283,3 @@ def _layout(tensor: Any) -> Layout | None:
 
 def _nested(structure: Any, values: Sequence[Any]) -> Any:
     return values[structure] if isinstance(structure, int) else [_nested(s, values) for s in structure]
-
-
-def _plain(x: Any) -> Any:
-    """FX's immutable lists and tuples as the plain ones that rules are given."""
-    if isinstance(x, tuple):
-        return tuple([_plain(e) for e in x])
-    return [_plain(e) for e in x] if isinstance(x, list) else x

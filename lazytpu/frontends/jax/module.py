@@ -12,8 +12,8 @@ from jax import numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from lazytpu.config import config
-from lazytpu.dtypes import to_numpy, to_torch
-from lazytpu.frontends.fx.evaluate import function_of, host_array
+from lazytpu.dtypes import host_array, to_numpy, to_torch
+from lazytpu.frontends.fx.evaluate import jax_function_of
 from lazytpu.frontends.fx.tracing import TensorType, TracedModule, trace_module
 from lazytpu.lowering.registry import lowering_for
 from lazytpu.observe import metrics
@@ -192,7 +192,7 @@ def key_of(rng: Any) -> Any:
 
 def _run(traced: TracedModule, arrays: list[Any], key: Any) -> tuple[list[Any], list[Any]]:
     """Runs the forward graph; ``jax.grad`` finds torch's gradient for it."""
-    forward = function_of(traced.forward)
+    forward = jax_function_of(traced.forward)
     inexact = [i for i, t in enumerate(traced.types) if t.differentiable]
 
     @jax.custom_vjp
@@ -207,7 +207,7 @@ def _run(traced: TracedModule, arrays: list[Any], key: Any) -> tuple[list[Any], 
         with jax.enable_x64(True), jax.default_matmul_precision(config.matmul_precision):
             with lowering_for(client.platform()):
                 given = [_conj(cotangents[0][i]) for i in inexact]
-                found = function_of(traced.backward)(*arrays, *given, rng=key)
+                found = jax_function_of(traced.backward)(*arrays, *given, rng=key)
         gradients = [_no_gradient(x) for x in arrays]
         for i, g in zip(traced.differentiable, found, strict=True):
             gradients[i] = _conj(g)
