@@ -18,11 +18,14 @@ aten = torch.ops.aten
 NO_COMPUTATION = {
     aten._assert_tensor_metadata.default,
     aten._assert_scalar.default,
+    aten._assert_async.default,
+    aten._assert_async.msg,
+    aten._linalg_check_errors.default,
     aten._functional_assert_scalar.default,
     aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
 }
-"""Checks that torch's tracers leave in a graph; they hold once it is traced."""
+"""Checks in a traced graph: those of torch's tracers hold once it is traced, and those of values are left out."""
 
 
 class _Absent:

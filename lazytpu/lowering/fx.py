@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import torch
+from torch._higher_order_ops.effects import with_effects
 from torch.fx.node import Target
 
 from lazytpu.errors import LazyTPUError, UnsupportedOpError
@@ -64,6 +65,8 @@ class AtenInterpreter(torch.fx.Interpreter):
         return self.body(found) if isinstance(found, torch.fx.GraphModule) else self.constant(found)
 
     def call_function(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
+        if target is with_effects and args[1] in NO_COMPUTATION:
+            return args[0], None  # the token that orders what has effects, and the result of the check
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self.higher_order(target, args, kwargs)
         if not isinstance(target, OpOverload):

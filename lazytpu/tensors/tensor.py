@@ -13,13 +13,15 @@ import torch
 
 from lazytpu.errors import BackwardError
 from lazytpu.tensors.copying import deepcopy_tensor, reduce_tensor
-from lazytpu.tensors.layout import Layout, geometry_of, root_layout
+from lazytpu.tensors.layout import CONJ, NEG, Layout, geometry_of, root_layout
 from lazytpu.tensors.printing import represent
-from lazytpu.tensors.storage import Alias, Cell, Storage, cell_at, new_storage
+from lazytpu.tensors.storage import Alias, Cell, Storage, cell_at, new_storage, resolve
 
 _create = torch._C._acc.create_empty_tensor
 _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _as_strided = torch.ops.aten.as_strided.default._handle.redispatch_boxed
+_set = torch.ops.aten.set_.source_Storage_storage_offset.redispatch
+_conj, _neg_view = torch.ops.aten._conj.default.redispatch, torch.ops.aten._neg_view.default.redispatch
 _Tensor: Any = torch.Tensor
 
 
@@ -188,3 +190,17 @@ def make_view(tensor: torch.Tensor, storage: Storage, layout: Layout) -> LazyTen
     out.__class__ = LazyTensor
     out._s = storage if layout is storage.layout else Alias(storage, layout)
     return out  # type: ignore[no-any-return]
+
+
+def view_at(tensor: LazyTensor, layout: Layout) -> LazyTensor:
+    """Return a tensor in the storage of another, where ``layout`` says, whatever its dtype and lazy bits."""
+    storage, own = resolve(tensor._s)
+    if (layout.dtype, layout.bits) == (own.dtype, own.bits):
+        return make_view(tensor, storage, layout)
+    out = _create((0,), layout.dtype)
+    _set(_META, out, _Tensor.untyped_storage(tensor), layout.offset, layout.size, layout.stride)
+    out = _conj(_META, out) if layout.bits & CONJ else out
+    out = _neg_view(_META, out) if layout.bits & NEG else out
+    out.__class__ = LazyTensor
+    out._s = cell_at(storage, layout)
+    return out

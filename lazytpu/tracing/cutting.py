@@ -94,7 +94,7 @@ def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
     with uninterrupted():
         wanted = key[0] or config.check_bounds and index_checks.checked_nodes(trace.cursor)
         plan = None if not wanted else plan_of(*key) if planner is None else planner(live, key)
-        buffers = {} if plan is None else _run(plan, key[0])
+        buffers = {} if plan is None else run(plan, key[0])
         _store(live, buffers)
         placement.note_new_ops(trace)
         next_step()
@@ -106,7 +106,8 @@ def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
         trace.forget_paths()
 
 
-def _run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
+def run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
+    """Run what was planned for the outputs, values at the cursor; return the buffer of each."""
     inputs = [trace.inputs[i][1] for i in plan.inputs]
     results = launch.run(plan.executable, inputs, trace.floats, trace.ints, trace.complexes)
     if step_statistics.measuring():

@@ -68,8 +68,11 @@ def check(op: Op, named: Mapping[str, Any], results: Iterable[TensorType | None]
     error = error_of(op.overload, named, resize) if small or _fits(op.overload, named, resize) else None
     if error is not None and not small:  # is it that the attributes do not go with the smaller sizes?
         error = error_of(op.overload, named, int) if sum(numels) <= LARGE else None
-    if error is not None and (judged or isinstance(error, IndexError)):  # an IndexError is about the sizes
-        raise error
+    try:
+        if error is not None and (judged or isinstance(error, IndexError)):  # an IndexError is about the sizes
+            raise error
+    finally:
+        del error  # a cycle of it and this frame would hold the frames that called, and the tensors in them
     if len(_accepted) >= _MAX_ACCEPTED:
         _accepted.clear()
     _accepted[key] = None

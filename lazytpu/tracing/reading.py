@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from lazytpu.config import config
 from lazytpu.diagnosis import events
-from lazytpu.errors import DonatedBufferError
+from lazytpu.errors import CompileError, DonatedBufferError, LazyTPUError, LoweringError, UnsupportedOpError
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import trace
 from lazytpu.location import site
@@ -15,8 +16,9 @@ from lazytpu.observe import metrics
 from lazytpu.runtime import index_checks, transfers
 from lazytpu.tensors.storage import Cell, resolve
 from lazytpu.tracing import record
-from lazytpu.tracing.cutting import cut
+from lazytpu.tracing.cutting import cut, run
 from lazytpu.tracing.liveness import live_storages
+from lazytpu.tracing.planning import plan_of
 
 _WAIT = metrics.timer("wait")
 
@@ -58,11 +60,21 @@ def contents_of(cell: Cell, reason: str) -> torch.Tensor:
 
 
 def buffer_of(cell: Cell, reason: str) -> Any:
-    """The buffer of a cell's storage, after cutting if its value is pending."""
+    """Return the buffer of a cell's storage, after cutting if its value is pending.
+
+    Where the graph cannot be compiled, all stays pending, and what does not need the part that fails can be read.
+    """
     with record.lock:
         storage, _ = resolve(cell)
         if storage.step == trace.step and (storage.value.node is not None or storage.buffer is None):
-            cut(reason)
+            try:
+                cut(reason)
+            except (LoweringError, CompileError, UnsupportedOpError) as error:
+                alone = (storage.value,)
+                try:
+                    return run(plan_of(alone, (), config.check_bounds), alone)[storage.value]
+                except LazyTPUError:
+                    raise error from error.__cause__
         elif storage.step == trace.step and trace.inputs[storage.value.index][1] is not storage.buffer:
             return trace.inputs[storage.value.index][1]
         if storage.buffer is None:

@@ -26,6 +26,8 @@ def written_at(storage: Storage, layout: Layout, value: Value, root: Value | Non
         return value
     if root is None:
         root = load(storage)
+    if 0 in layout.size:
+        return root
     known = storage.reads if storage.reads is not None and storage.reads_root is root else {}
     write = _Write(root, known)
     written = write.overlapping(layout, value, old) if layout.overlapping else write.chain(layout, value)

@@ -176,3 +176,31 @@ def test_reading_between_the_steps() -> None:
     want = twins.nets[0][0].weight.detach() * 2
     twins.run(*batches(1)[0])
     same(pending, want)
+
+
+RESULTS = {
+    "views of a result": lambda a: [y := a + 1, y, y.view(2, 2), y.view_as(y), y[1:], y.view(torch.int16)],
+    "part of a result": lambda a: [(a + 1)[1:].view(torch.int16), (y := a * 2)[2:], y],
+    "the argument": lambda a: [a, a, a + 1],
+    "views of the argument": lambda a: [a.squeeze(), a.t(), a.view_as(a), a.view(torch.int16), a[1:], a.view(2, 2), -a],
+    "lazy bits": lambda a: [(y := torch.complex(a, a)).conj(), y.conj().imag, y.real],
+    "a leaf": lambda a: [torch.zeros(3, device=a.device, requires_grad=True), a + 1],
+}
+
+
+@pytest.mark.parametrize("results", RESULTS.values(), ids=RESULTS)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_what_is_returned_is_the_same_in_every_call(results, requires_grad, device) -> None:
+    def described(a: torch.Tensor, out: list[torch.Tensor]) -> list[Any]:
+        storages = [x.untyped_storage()._cdata for x in (a, *out)]
+        return [
+            (x.dtype, x.shape, x.stride(), x.storage_offset(), x.is_conj(), x.is_neg(), x.is_leaf and x.requires_grad)
+            + ([y is x for y in (a, *out)], storages.index(x.untyped_storage()._cdata), x.tolist())
+            for x in out
+        ]
+
+    step, plain = lazytpu.compile(results), torch.arange(4.0).requires_grad_(requires_grad)
+    a, want = plain.detach().to(device).requires_grad_(requires_grad), described(plain, results(plain))
+    for _ in range(5):
+        assert described(a, step(a)) == want
+    assert lazytpu.metrics.counter("replay")

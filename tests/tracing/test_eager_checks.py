@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -193,14 +192,25 @@ def test_valid_probabilities_are_taken(device: torch.device) -> None:
     assert sampled.shape == (64,) and int(sampled.max()) < 4
 
 
-def test_a_dry_run_that_fails_holds_nothing_of_its_callers() -> None:
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda x: dry_run(torch.ops.aten.mm.default, {}),
+        lambda x: F.avg_pool2d(x, 3),  # the meta kernel takes it
+        lambda x: F.softshrink(x, -1.0),
+        lambda x: x @ x.view(1, 4),
+    ],
+)
+def test_a_check_that_fails_holds_nothing_of_its_callers(
+    fail: Callable[[torch.Tensor], Any], device: torch.device
+) -> None:
     class Held:
         pass
 
     def fails() -> weakref.ref[Held]:
-        held = Held()
-        with suppress(RuntimeError):
-            dry_run(torch.ops.aten.mm.default, {})
+        held, x = Held(), torch.ones(1, 2, 2, dtype=torch.int64, device=device)
+        with pytest.raises((RuntimeError, TypeError)):
+            fail(x)
         return weakref.ref(held)
 
     gc.disable()

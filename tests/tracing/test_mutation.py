@@ -357,3 +357,13 @@ def test_autograd_refuses_what_was_overwritten(device: torch.device) -> None:
     y.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation: .* is at version 1; expected version 0"):
         z.sum().backward()
+
+
+def test_a_write_of_no_elements_changes_nothing(device: torch.device) -> None:
+    x = torch.arange(3, device=device)
+    torch.add(x[:0].reshape(0, 1).expand(0, 3), 1, out=x.expand(0, 3))
+    x.expand(0, 3).add_(1)
+    x.view(3, 1)[:, :0].fill_(7)
+    x.unfold(0, 2, 1)[:0].zero_()
+    x[:0] = 7
+    assert x.tolist() == [0, 1, 2]

@@ -227,6 +227,27 @@ def test_a_rule_that_fails_names_op_and_line_and_loses_nothing(
     assert x.tolist() == [1.0] * 3
 
 
+def test_what_a_failed_graph_holds_besides_can_be_read(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(out, x):
+        raise ValueError("no such thing")
+
+    x = torch.ones(3, device=device)
+    monkeypatch.setitem(registry._RULES, torch.ops.aten.asinh.default, broken)
+    bad, good = x.asinh(), x + 1
+    later = good * 2
+    with pytest.raises(LoweringError):
+        lazytpu.mark_step()
+    assert good.tolist() == [2.0] * 3
+    good += 1
+    assert later.tolist() == [4.0] * 3 and (good * torch.ones((), device=device)).tolist() == [3.0] * 3
+    for read in (bad.tolist, lambda: (bad + good).sum().item(), lazytpu.mark_step):
+        with pytest.raises(LoweringError, match=r"aten\.asinh could not be lowered"):
+            read()
+    bad = good
+    lazytpu.mark_step()
+    assert x.tolist() == [1.0] * 3 and bad.tolist() == [3.0] * 3
+
+
 def test_a_rule_that_gives_a_wrong_type_is_caught(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._RULES, torch.ops.aten.acosh.default, lambda out, x: x.astype("float64"))
     y = torch.ones(3, device=device).acosh()

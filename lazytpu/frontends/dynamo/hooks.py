@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from lazytpu.frontends.jax.call import call_jax
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.torch_backend.after_import import after_import
@@ -14,7 +17,7 @@ NAME = "lazytpu"
 
 
 def register(backend: Any) -> None:
-    """Makes Dynamo know the backend by its name, and device tensors as the plain tensors they are.
+    """Make Dynamo know the backend by its name, and device tensors as the plain tensors they are.
 
     It must not look into this package either, nor into jax: kernels run between the graphs of a function that breaks.
     """
@@ -27,6 +30,7 @@ def register(backend: Any) -> None:
     after_import("torch._dynamo.variables.builder", _plain_tensors)
     after_import("torch._dynamo.trace_rules", _skipped_packages)
     after_import("torch._dynamo.eval_frame", _leave_alone)
+    _lift_on_the_host()
 
 
 def _skipped_packages(rules: ModuleType) -> None:
@@ -35,17 +39,32 @@ def _skipped_packages(rules: ModuleType) -> None:
 
 
 def _leave_alone(eval_frame: ModuleType) -> None:
-    """All that is called from a cut, a transfer, a trace of jax: rules and jax functions of the user are among it."""
+    """Let Dynamo skip what is called from a cut, a transfer, a trace of jax: rules and jax functions are among it."""
     everything = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
     for function in (cutting.cut, record.record, infer.infer, call_jax):  # `cut` is a region: its code is that of all
         eval_frame.set_code_exec_strategy(function.__code__, everything)
 
 
 def _plain_tensors(builder: ModuleType) -> None:
-    """Dynamo simulates classes derived from Tensor in Python; this one has nothing to simulate."""
+    """Let Dynamo take device tensors as plain ones: it simulates subclasses, and this one has nothing to simulate."""
     theirs = builder.infer_subclass_type
 
     def infer_subclass_type(value: Any) -> Any:
         return None if type(value) is LazyTensor else theirs(value)
 
     builder.infer_subclass_type = infer_subclass_type  # type: ignore[attr-defined]
+
+
+def _lift_on_the_host() -> None:
+    """Make ``torch.tensor(data, device=...)`` work under a FakeTensorMode, which takes plain tensors only.
+
+    Torch makes the tensor outside of all modes and gives it to them afterwards: by default on the device, with this
+    setting, which each thread has, on the host.  The copy to the device is then an op like any other.
+    """
+    theirs = FakeTensorMode.__enter__
+
+    def __enter__(mode: FakeTensorMode) -> FakeTensorMode:
+        torch._C._set_only_lift_cpu_tensors(True)
+        return theirs(mode)
+
+    FakeTensorMode.__enter__ = __enter__  # type: ignore[method-assign]

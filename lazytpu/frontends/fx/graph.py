@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch._higher_order_ops.effects import with_effects
 from torch.fx.node import Target
 
 from lazytpu.errors import UnsupportedOpError
@@ -53,7 +54,7 @@ _CHOICE = torch.sym_ite
 def unsupported_ops(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
     """Yield what a graph holds that neither a rule nor a decomposition lowers."""
     for node in module.graph.nodes:
-        if node.op == "call_function" and not _is_known(node.target):
+        if node.op == "call_function" and not _is_known(node.args[1] if node.target is with_effects else node.target):
             yield node
         elif node.op in ("call_module", "call_method"):
             yield node
@@ -77,7 +78,7 @@ def subgraph_of(module: torch.fx.GraphModule) -> Subgraph:
     Raises:
         UnsupportedOpError: it writes to an argument, or holds a large tensor.
     """
-    types = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
+    types = [n.meta.get("val") for n in module.graph.find_nodes(op="placeholder")]  # a size that is known has none
     layouts = [_layout_like(x) if isinstance(x, torch.Tensor) else None for x in types]
     body = Conversion(module, layouts, is_body=True)
     if body.written:
@@ -143,6 +144,7 @@ class Conversion(AtenInterpreter):
         if layout.index is None:
             node.set_results((layout,), 0)
         else:
+            node.key = (op, node.args[0], *[tuple(x) if isinstance(x, list) else x for x in layout.args])
             results, structure, _ = infer(op, node)
             node.set_results(results, structure)
         value = node.values[layout.index or 0]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lazytpu.frontends.replay.replay import Call, Gradient, grad_of
+from lazytpu.frontends.replay.replay import Call, Gradient, Returned, grad_of
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Node, Number, Value, operands, trace
 from lazytpu.passes.merge import merged
@@ -117,7 +117,12 @@ class Capture:
                 fresh[id(storage)] = slots[value]
         self._gradients(call, fresh)
         leaves, spec = tree_flatten(self._result)
-        call.results = [self._returned(call, x, fresh, arguments) for x in leaves]
+        first: dict[int, int] = {}
+        for position, x in enumerate(leaves):
+            seen = first.setdefault(id(x), position) if isinstance(x, torch.Tensor) else position
+            call.results.append(
+                self._returned(call, x, fresh, arguments) if seen == position else Returned("same", seen)
+            )
         call.structure = (lambda made: made[0]) if spec.is_leaf() else (lambda made: tree_unflatten(made, spec))
         explained = {id(g.storage) for g in call.gradients} | {id(_storage(x)) for x in leaves}
         for storage in live:
@@ -141,22 +146,26 @@ class Capture:
             else:
                 call.kept_gradients.append((parameter, lazy(grad)))
 
-    def _returned(self, call: Call, x: Any, fresh: dict[int, int], arguments: dict[int, int]) -> tuple[str, Any, Any]:
+    def _returned(self, call: Call, x: Any, fresh: dict[int, int], arguments: dict[int, int]) -> Returned:
+        """Return how a leaf of the return value is made, one that is no tensor of the leaves before it."""
         if not is_device_tensor(x):
             if isinstance(x, torch.Tensor):
                 call.problem = "the function returns a tensor of the CPU"
-            return "constant", x, None
+            return Returned("constant", x)
+        for position, leaf in enumerate(self._leaves):
+            if x is leaf:
+                return Returned("argument", position)
         storage, layout = resolve(cell_of(x))
         if id(storage) in arguments:
-            return "leaf", arguments[id(storage)], layout
+            return Returned("leaf view", arguments[id(storage)], layout)
         for i, gradient in enumerate(call.gradients):
             if gradient.storage is storage:
-                return "grad", i, layout
+                return Returned("grad", i) if x is gradient.tensor else Returned("grad view", i, layout)
         if id(storage) in fresh:
-            return "output", fresh[id(storage)], layout
+            return Returned("output", fresh[id(storage)], layout, x.requires_grad)
         if storage.buffer is None:
             call.problem = "the function returns a tensor without contents"
-        return "kept", x, None
+        return Returned("kept", x)
 
 
 def _storage(x: Any) -> Storage | None:
@@ -226,11 +235,13 @@ def _other_tensors(old: Call, new: Call) -> str:
     return ""
 
 
-def _returns(call: Call) -> list[Any]:
+def _returns(call: Call) -> list[Returned]:
     return [
-        (kind, repr(what) if kind == "constant" else id(_storage(what)) if kind == "kept" else what, layout)
-        for kind, what, layout in call.results
-    ]
+        result._replace(what=repr(result.what)) if result.kind == "constant"
+        else result._replace(what=id(_storage(result.what))) if result.kind == "kept"
+        else result
+        for result in call.results
+    ]  # fmt: skip
 
 
 def _other_numbers(old: Call, new: Call) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import is_
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lazytpu.config import config
 from lazytpu.diagnosis import events
@@ -101,7 +101,7 @@ class CompiledStep:
                     return result
             self._part(kind)
         if kind.given_up:
-            return _detached(self._function(*args, **kwargs))
+            return _detached(self._function(*args, **kwargs), leaves)
         return self._record(kind, leaves, args, kwargs)
 
     @staticmethod
@@ -121,7 +121,7 @@ class CompiledStep:
 
     def _plainly(self, args: Any, kwargs: Any) -> Any:
         """A call as a step without `compile`, for debugging."""
-        result = _detached(self._function(*args, **kwargs))
+        result = _detached(self._function(*args, **kwargs), tree_leaves((args, kwargs)))
         step.mark_step()
         return result
 
@@ -163,11 +163,12 @@ class CompiledStep:
         if kind.guards is not None and kind.recorded:
             self._follow_lr(kind.guards.changes())
         guards, call, result = self._recorded(kind, leaves, args, kwargs)
-        problem = "the function reads a tensor, which cuts its graph" if call is None else call.problem
+        problem = call if isinstance(call, str) else call.problem
         changes = guards.changes()
-        last, kind.last, kind.guards, kind.rebinds = kind.last, call, guards, tensor.rebinds
+        last, kind.guards, kind.rebinds = kind.last, guards, tensor.rebinds
+        kind.last = None if isinstance(call, str) else call
         kind.recorded += 1
-        if not problem and last is not None and call is not None:
+        if not problem and last is not None and not isinstance(call, str):
             problem = difference(last, call)
             if not problem and changes:
                 problem = f"the function changes something besides tensors of the device: {'; '.join(changes[:3])}"
@@ -179,35 +180,35 @@ class CompiledStep:
                     return result
         if changes:
             kind.guards = Guards(self._function)
-        if call is None or kind.recorded >= MAX_RECORDED:
+        if kind.last is None or kind.recorded >= MAX_RECORDED:
             kind.given_up = True
             kind.last = kind.guards = None
             events.not_replayed(self._name, problem)
         return result
 
-    def _recorded(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> tuple[Guards, Call | None, Any]:
-        """Runs the function: the guards from before it, what it did (None where its graph was cut) and returned."""
+    def _recorded(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> tuple[Guards, Call | str, Any]:
+        """Run the function; return the guards from before it, what it did (or why that is no call), and its result."""
         self._found = Guards(self._function)
         for optimizer in self._found.optimizers:
             _make_capturable(optimizer)
         guards = self._found = Guards(self._function)
         cutting.cut("lazytpu.compile")
         before, draws = trace.step, draws_so_far()
-        result = _detached(self._function(*args, **kwargs))
+        result = _detached(self._function(*args, **kwargs), leaves)
         if kind.last is not None and kind.last.unexplained:
             gc.collect()  # perhaps only a reference cycle keeps it
         if trace.step != before:
-            return guards, None, result
+            return guards, "the function reads a tensor, which cuts its graph", result
         with record.lock:
             capture = Capture(leaves, result, guards.parameters, draws)
             cutting.cut("lazytpu.compile", capture)
-        return guards, capture.call, result
+        return guards, capture.call or "the function computes nothing on the device", result
 
     def _verify(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> Any:
         """Records the call and compares it with the program."""
         assert kind.program is not None
         guards, call, result = self._recorded(kind, leaves, args, kwargs)
-        problem = "it reads a tensor" if call is None else call.problem or difference(kind.program.call, call)
+        problem = call if isinstance(call, str) else call.problem or difference(kind.program.call, call)
         problem = problem or "; ".join(guards.changes()[:3])
         if problem:
             kind.program = None
@@ -264,9 +265,14 @@ def _modes() -> Any:
     )
 
 
-def _detached(result: Any) -> Any:
-    leaves, spec = tree_flatten(result)
-    return tree_unflatten([x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x for x in leaves], spec)
+def _detached(result: Any, leaves: Sequence[Any]) -> Any:
+    """Return a result without the history of its tensors; arguments (``leaves``) and leaves of autograd's as they are."""
+    returned, spec = tree_flatten(result)
+    known = {id(x): x for x in leaves}
+    for x in returned:
+        if isinstance(x, torch.Tensor) and id(x) not in known:
+            known[id(x)] = x if x.is_leaf else x.detach()
+    return tree_unflatten([known.get(id(x), x) for x in returned], spec)
 
 
 def _frozen(x: Any) -> Any:

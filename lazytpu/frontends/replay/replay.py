@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from operator import is_not, itemgetter
 from sys import getrefcount
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +26,7 @@ from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
-from lazytpu.tensors.tensor import make, make_view
+from lazytpu.tensors.tensor import LazyTensor, make, make_view, view_at
 from lazytpu.tracing import cutting, reading, record
 from lazytpu.tracing.record import cell_of
 
@@ -76,6 +76,25 @@ class Gradient:
     slot: int
 
 
+class Returned(NamedTuple):
+    """A leaf of what a call returns.
+
+    Attributes:
+        kind: ``constant``, or a tensor: one of before the call (``kept``), an ``argument``, an earlier leaf (``same``),
+            a gradient (``grad``); or a tensor that lies in the storage of an argument (``leaf view``), of a gradient
+            (``grad view``), or in a new one (``output``).
+        what: the constant or the tensor that is kept; else the position of the argument, of the leaf, of the gradient,
+            or of the output.
+        layout: how the tensor lies in its storage.
+        requires_grad: it is a new leaf of autograd's that requires a gradient.
+    """
+
+    kind: str
+    what: Any
+    layout: Layout | None = None
+    requires_grad: bool = False
+
+
 @dataclass(slots=True)
 class Call:
     """What a recorded call did, as far as a replay has to know.
@@ -88,7 +107,7 @@ class Call:
         written: for each output the storages from before the call that keep it.
         leaves: for each output the argument leaves whose storage keeps it.
         gradients: what it puts into ``.grad``.
-        results: for each leaf of the return value how to make it, see `Program.result`.
+        results: for each leaf of the return value how to make it.
         structure: makes the return value of its leaves.
         numbers: floats, ints and complex numbers; ``keys`` are the positions of random keys among the ints.
         problem: why the call must not be replayed, empty where nothing is known against it.
@@ -104,7 +123,7 @@ class Call:
     written: list[list[Storage]]
     leaves: list[list[int]]
     gradients: list[Gradient]
-    results: list[tuple[str, Any, Any]]
+    results: list[Returned]
     structure: Callable[[list[Any]], Any]
     numbers: tuple[list[float], list[int], list[complex]]
     keys: list[int]
@@ -167,7 +186,7 @@ class Program:
         self._grad_references = -1
         self._accumulating = [p for p, _ in call.kept_gradients]
         self._accumulated = [id(g) for _, g in call.kept_gradients]
-        graph_results = {slot for kind, slot, _ in call.results if kind == "output"}
+        graph_results = {result.what for result in call.results if result.kind == "output"}
         self._results_shared = {s for s in graph_results if s in self._shared or s in owners}
 
     def holds(self, storage: Storage) -> bool:
@@ -314,31 +333,31 @@ class Program:
         return floats, ints, complexes
 
     def _results(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """The leaves of the return value.
-
-        A ``constant`` or a tensor of before the call (``kept``) is what it is; a ``leaf`` is one of the arguments, a
-        ``grad`` one of the gradients, an ``output`` a new tensor; each of these lies in its storage as the layout says.
-        """
-        wholes: dict[int, torch.Tensor] = {}
-        made = []
-        for kind, what, layout in self.call.results:
+        """Return the leaves of the return value."""
+        wholes: dict[int, LazyTensor] = {}
+        made: list[Any] = []
+        for kind, what, layout, requires_grad in self.call.results:
             if kind == "output":
-                whole = wholes.get(what)
-                if whole is None:
+                if what in wholes:
+                    result = view_at(wholes[what], layout)
+                else:
                     storage = new_storage(layout.root, outputs[what])
                     storage.shared = what in self._results_shared
                     whole = wholes[what] = make(storage)
-            elif kind == "leaf":
-                whole = leaves[what]
+                    result = whole if layout is layout.root else view_at(whole, layout)
+                made.append(result.requires_grad_() if requires_grad else result)
+            elif kind == "argument":
+                made.append(leaves[what])
+            elif kind == "leaf view":
+                made.append(view_at(leaves[what], layout))
+            elif kind == "same":
+                made.append(made[what])
             elif kind == "grad":
-                whole = self._grads[what]
+                made.append(self._grads[what])
+            elif kind == "grad view":
+                made.append(view_at(self._grads[what], layout))
             else:
                 made.append(what)
-                continue
-            cell = cell_of(whole)
-            made.append(
-                whole if layout is None or layout is cell.layout else make_view(whole, resolve(cell)[0], layout)
-            )
         return made
 
 

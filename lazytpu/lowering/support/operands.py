@@ -44,6 +44,7 @@ def cast(x: Any, dtype: Any) -> Any:
     """``x`` (an array or a Python number) as an array of ``dtype``, with the conversions of eager torch."""
     dtype = np.dtype(dtype)
     if not hasattr(x, "dtype"):
+        x = np.array(x).astype(dtype) if type(x) is int and is_integral(dtype) else x  # wraps around, as in C
         return jnp.asarray(x, dtype) if isinstance(x, complex) or dtype != _BOOL else jnp.asarray(bool(x))
     if x.dtype == dtype:
         return x
