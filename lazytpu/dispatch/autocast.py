@@ -57,7 +57,7 @@ Kernel = Callable[..., Any]
 
 
 def _is_eligible(x: Any) -> bool:
-    """Whether autocast may cast ``x``: a floating-point tensor of ours, but float64 stays."""
+    """Return whether autocast may cast ``x``: a floating-point tensor of ours, but float64 stays."""
     return (
         isinstance(x, torch.Tensor)
         and x.is_floating_point()
@@ -79,7 +79,7 @@ def _autocast_dtype() -> torch.dtype:
 
 
 def _casting(overload: OpOverload, dtype_of: Callable[[list[Any]], torch.dtype]) -> Kernel:
-    """A kernel that casts every argument to ``dtype_of(arguments)``."""
+    """Return a kernel that casts every argument to ``dtype_of(arguments)``."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_EXCLUDED):
@@ -95,7 +95,7 @@ def _widest(arguments: list[Any]) -> torch.dtype:
 
 
 def _naming_float32(overload: OpOverload, position: int | None) -> Kernel:
-    """A kernel that adds ``dtype=float32``; ``position`` is that of ``dtype`` where it is not keyword-only."""
+    """Return a kernel that adds ``dtype=float32``; ``position`` is that of ``dtype`` where it is not keyword-only."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_EXCLUDED):
@@ -129,7 +129,7 @@ def _dtype_position(overload: OpOverload) -> int | None:
 
 
 def _kernels() -> dict[str, Kernel]:
-    """Overload to its kernel; an op that this torch does not have is left out."""
+    """Yield overloads and their kernels; an op that this torch does not have is left out."""
     found = {name: _overload(name) for name in [*LOWER_PRECISION, *FLOAT32, *FLOAT32_RESULT, *WIDEST, *FLOAT32_NORM]}
     ops = {name: op for name, op in found.items() if op is not None}
     kernels: dict[str, Kernel] = {"binary_cross_entropy": _refuse}
@@ -157,13 +157,13 @@ def _norm(overload: OpOverload, naming: Any) -> Kernel:
 
 
 def _with_defaults(overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments behind the first, in the order of the schema."""
+    """Return the arguments behind the first, in the order of the schema."""
     rest = overload._schema.arguments[1:]
     return [*args, *[kwargs.get(a.name, a.default_value) for a in rest[len(args) :]]]
 
 
 def register() -> None:
-    """Registers the casts, and bfloat16 as the dtype of ``torch.autocast`` for this device."""
+    """Register the casts, and bfloat16 as the dtype of ``torch.autocast`` for this device."""
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(torch.library.fallthrough_kernel, KEY)
     library = torch.library.Library("aten", "IMPL")

@@ -24,7 +24,7 @@ def _kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _check_alone(group: Any, group_size: int = 1) -> None:
-    """Raises where there is somebody else in the group."""
+    """Raise where there is somebody else in the group."""
     size = group_size
     if dist.is_available() and dist.is_initialized():
         if isinstance(group, str):
@@ -100,7 +100,7 @@ def reduce_scatter_out(x: Tensor, reduce_op: str, group_size: int, group: Any, *
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The rows of all processes, or the part of one of them: a contiguous copy of at least one dimension."""
+    """Return the rows of all processes, or the part of one of them: a contiguous copy of at least one dimension."""
     return x.clone(memory_format=torch.contiguous_format).reshape(x.shape or (1,))
 
 
@@ -122,7 +122,7 @@ def wait_tensor(x: Tensor) -> Tensor:
 
 
 def register() -> None:
-    """Registers the kernels; those with gradients (``_c10d_functional_autograd``) come to them as well."""
+    """Register the kernels; those with gradients (``_c10d_functional_autograd``) come to them as well."""
     if not dist.is_available():
         return
     library = torch.library.Library("_c10d_functional", "IMPL")

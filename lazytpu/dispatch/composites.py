@@ -49,7 +49,7 @@ def native_multi_head_attention(
 
 
 def _four_dims(mask: torch.Tensor, mask_type: int | None) -> torch.Tensor:
-    """A mask for scores [N, heads, L, S]; type 0 is [L, S], type 1 [N, S], type 2 has all dimensions."""
+    """Return a mask for scores [N, heads, L, S]; type 0 is [L, S], type 1 [N, S], type 2 has all dimensions."""
     mask = mask.to(torch.bool)
     if mask.dim() == 4:
         return mask
@@ -218,7 +218,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _is_plain(x: Layout, weight: Layout, bias: Any) -> bool:
-    """Whether eager's results and gradients are contiguous and real, and nothing broadcasts."""
+    """Return whether eager's results and gradients are contiguous and real, and nothing broadcasts."""
     if not (x.contiguous and weight.contiguous and len(weight.size) == 2 and len(x.size) > 1):
         return False
     if 0 in x.size or 0 in weight.size or x.dtype.is_complex:

@@ -55,7 +55,7 @@ class FallbackWarning(UserWarning):
 
 
 def data_dependent(overload: OpOverload) -> Callable[..., Any]:
-    """The kernel of an op that needs values to know its shape: a cut, not a fallback."""
+    """Return the kernel of an op that needs values to know its shape: a cut, not a fallback."""
     name = display_name(overload)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -96,7 +96,7 @@ def lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, drive
 
 
 def warned_at(text: str, category: type[Warning]) -> None:
-    """Warns at the user's line, however many calls of torch lie between."""
+    """Warn at the user's line, however many calls of torch lie between."""
     where = site.here()
     text = f"{text}, at {where.describe()}"
     if where.file:
@@ -106,7 +106,7 @@ def warned_at(text: str, category: type[Warning]) -> None:
 
 
 def fallback(overload: OpOverload) -> Callable[..., Any]:
-    """The kernel of an op without lowering: runs on the CPU, or raises when so configured."""
+    """Return the kernel of an op without lowering, which runs on the CPU, or raises when so configured."""
     name = display_name(overload)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ def fallback(overload: OpOverload) -> Callable[..., Any]:
 
 
 def run_on_host(overload: OpOverload, args: Any, kwargs: Any, reason: str) -> Any:
-    """Runs an op on copies of its arguments on the CPU and brings the results, and what it wrote, back."""
+    """Run an op on copies of its arguments on the CPU, and bring the results, and what it wrote, back."""
     placement.note_on_host(overload)
     copies: dict[int, torch.Tensor] = {}
     host_args, host_kwargs = (
@@ -144,7 +144,7 @@ def run_on_host(overload: OpOverload, args: Any, kwargs: Any, reason: str) -> An
 
 
 def _down(x: Any, copies: dict[int, torch.Tensor], reason: str) -> Any:
-    """``x`` with device tensors replaced by copies on the CPU, one for each tensor."""
+    """Return ``x`` with device tensors replaced by copies on the CPU, one for each tensor."""
     if is_device_tensor(x):
         if id(x) not in copies:
             copies[id(x)] = read(x, reason)
@@ -155,7 +155,7 @@ def _down(x: Any, copies: dict[int, torch.Tensor], reason: str) -> Any:
 
 
 def _up(x: Any, owners: dict[int, torch.Tensor]) -> Any:
-    """``x`` with CPU tensors replaced by device tensors: those that own them, or new ones."""
+    """Return ``x`` with CPU tensors replaced by device tensors: those that own them, or new ones."""
     if isinstance(x, torch.Tensor):
         if id(x) in owners:
             return owners[id(x)]
@@ -166,7 +166,7 @@ def _up(x: Any, owners: dict[int, torch.Tensor]) -> Any:
 
 
 def _written(overload: OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The device tensors among the arguments that the op writes to."""
+    """Return the device tensors among the arguments that the op writes to."""
     found: list[torch.Tensor] = []
     for position, argument in enumerate(overload._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

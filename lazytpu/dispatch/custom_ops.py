@@ -21,7 +21,7 @@ _fallbacks: dict[OpOverload, Any] = {}
 
 
 def register() -> None:
-    """Catches ops without a kernel for the device, and waits for rules."""
+    """Catch ops without a kernel for the device, and wait for rules."""
     _libraries["_"] = torch.library.Library("_", "IMPL")
     _libraries["_"].fallback(_on_host, _KEY)
     add(_NewRules())
@@ -35,7 +35,7 @@ class _NewRules(Observer):
 
 
 def _add_kernel(op: Any) -> None:
-    """The kernel of a custom op that was given a rule."""
+    """Return the kernel of a custom op that was given a rule."""
     if not isinstance(op, OpOverload) or op.namespace in ("aten", "prims", "lazytpu"):  # they have their kernels
         return
     if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _KEY):
@@ -53,7 +53,7 @@ def _add_kernel(op: Any) -> None:
 
 
 def _on_host(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Runs an op that has no kernel for the device on the CPU, with a warning."""
+    """Run an op that has no kernel for the device on the CPU, with a warning."""
     if op.namespace == "aten":  # torch composes those of others, or they make no sense here
         raise NotImplementedError(
             f"Could not run '{op._schema.name}' with arguments from the '{torch._C._get_privateuse1_backend_name()}' "

@@ -36,7 +36,7 @@ def _overload(namespace: str, name: str) -> OpOverload:
 
 
 def _functional(namespace: str, name: str) -> Callable[..., Any]:
-    """A kernel that is made at its first call, when the library is there."""
+    """Return a kernel that is made at its first call, when the library is there."""
     made: list[Callable[..., Any]] = []
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ def nms(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch
 
 
 def register() -> None:
-    """Registers the kernels, for ops that may be defined later."""
+    """Register the kernels, for ops that may be defined later."""
     for namespace, names in _LOWERED.items():
         library = torch.library.Library(namespace, "IMPL")
         _libraries.append(library)

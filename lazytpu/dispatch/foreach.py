@@ -26,13 +26,13 @@ _KINDS = {"tensors", "number", "numbers"}
 
 
 def can_take(op: Op) -> bool:
-    """Whether the schema is of lists of tensors and numbers, a list of tensors first."""
+    """Return whether the schema is of lists of tensors and numbers, a list of tensors first."""
     arguments = op.arguments
     return bool(arguments) and arguments[0].kind == "tensors" and {a.kind for a in arguments} <= _KINDS
 
 
 def in_place(op: Op, general: Kernel) -> Kernel:
-    """The kernel of an op that writes its first list and returns nothing.
+    """Return the kernel of an op that writes its first list and returns nothing.
 
     Targets that are views or overlap, and whatever else is off the beaten path, go to ``general``.
     """
@@ -74,7 +74,7 @@ def in_place(op: Op, general: Kernel) -> Kernel:
 
 
 def functional(op: Op, general: Kernel) -> Kernel:
-    """The kernel of an op that returns a list of new tensors."""
+    """Return the kernel of an op that returns a list of new tensors."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         bound = op.bind(args, kwargs)
@@ -103,7 +103,7 @@ def functional(op: Op, general: Kernel) -> Kernel:
 
 
 def _key(op: Op, bound: Sequence[Any], targets: set[Any]) -> tuple[Any, list[float], list[int]]:
-    """The key of the op and the numbers that are inputs; None for what only the general kernel takes.
+    """Return the key of the op and the numbers that are inputs; None for what only the general kernel takes.
 
     Args:
         targets: the storages that the op writes, which only the first argument may reach.

@@ -31,7 +31,7 @@ _AS_STRIDED = op_of(aten.as_strided.default)
 
 
 def record_new(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None = None) -> Any:
-    """Records an op (see `record`) and returns its results as new tensors."""
+    """Record an op (see `record`) and return its results as new tensors."""
     with lock:
         transaction = Transaction()
         while transaction.open():
@@ -41,7 +41,7 @@ def record_new(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | No
 
 
 def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the call is FakeTensor's: it calls our kernels with meta tensors to learn types."""
+    """Return whether the call is FakeTensor's: it calls our kernels with meta tensors to learn types."""
     for x in (*args, *kwargs.values()):
         if isinstance(x, torch.Tensor):
             if x.device.type == "meta":
@@ -52,7 +52,7 @@ def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def call_meta(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What the op gives for meta tensors."""
+    """Return what the op gives for meta tensors."""
     op = op_of(overload)
     positional, keywords = op.call_form(op.bind(tuple(args), kwargs))
     if "device" in keywords:
@@ -61,7 +61,7 @@ def call_meta(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def functional(overload: OpOverload) -> Kernel:
-    """The kernel of an op that makes new tensors."""
+    """Return the kernel of an op that makes new tensors."""
     op = op_of(overload)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def functional(overload: OpOverload) -> Kernel:
 
 
 def view(overload: OpOverload) -> Kernel:
-    """The kernel of a view op: a tensor on the same storage, remembered by the layout it came from.
+    """Return the kernel of a view op: a tensor on the same storage, remembered by the layout it came from.
 
     On a hit the sizes are known and one ``as_strided`` makes the tensor; on a miss torch's own meta kernel
     does, so a wrong ``view`` raises what eager raises.
@@ -96,7 +96,7 @@ def view(overload: OpOverload) -> Kernel:
 
 
 def layouts_of(op: Op, tensor: torch.Tensor, args: Any, kwargs: Any) -> tuple[Storage, Layout, Any]:
-    """The storage of a tensor, its layout, and the layout (or tuple of layouts) that a view op gives."""
+    """Return the storage of a tensor, its layout, and the layout (or tuple of layouts) that a view op gives."""
     storage, layout = resolve(cell_of(tensor))
     bound = op.bind((tensor, *args), kwargs)[1:]
     key = (op, *[tuple(b) if type(b) is list else b for b in bound])
@@ -108,7 +108,7 @@ def layouts_of(op: Op, tensor: torch.Tensor, args: Any, kwargs: Any) -> tuple[St
 
 
 def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[Any, ...]) -> Any:
-    """The layout(s) a view op gives, learned from torch's kernel on a meta tensor that lies the same way."""
+    """Return the layout(s) a view op gives, learned from torch's kernel on a meta tensor that lies the same way."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         made = op.overload(sample_in_storage(storage.layout, layout), *args)
     several = isinstance(made, (list, tuple))
@@ -148,7 +148,7 @@ def _check_bounds(geometry: Any, root: Layout) -> None:
 
 
 def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
-    """The kernel of an op that writes to its arguments: records the functional twin, then points the
+    """Return the kernel of an op that writes to its arguments: it records the functional variant, then points the
     storages at its results."""
     op = op_of(overload, twin)
     schema = overload._schema
@@ -188,12 +188,12 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
 
 
 def flat(bound: Sequence[Any]) -> list[Any]:
-    """Arguments, those of lists one by one."""
+    """Return arguments, those of lists one by one."""
     return [x for b in bound for x in (b if isinstance(b, (list, tuple)) else (b,))]
 
 
 def unsupported(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> UnsupportedOpError:
-    """The error for an op that nothing lowers."""
+    """Return the error for an op that nothing lowers."""
     types = [repr(cell_of(x).layout) for x in (*args, *kwargs.values()) if is_device_tensor(x)]
     name = overload._schema.name + (f".{overload._overloadname}" if overload._overloadname != "default" else "")
     return UnsupportedOpError(

@@ -29,7 +29,7 @@ _KINDS = {"tensor", "number", "attr", "list", "float", "scalar", "ignored"}
 
 
 def can_generate(op: Op) -> bool:
-    """Whether the op's schema is one that has a fast form."""
+    """Return whether the op's schema is one that has a fast form."""
     kinds = {a.kind for a in op.arguments}
     if op.order is not None or op.defaults:
         return False
@@ -37,7 +37,7 @@ def can_generate(op: Op) -> bool:
 
 
 def functional(op: Op, general: Kernel) -> Kernel:
-    """The fast form of `kernels.functional` for an op that returns one tensor, or several."""
+    """Return the fast form of `kernels.functional` for an op that returns one tensor, or several."""
     if op.returns != 1:
         return _several(op, general)
     return _compile(op, functional_lines(op), general)
@@ -60,7 +60,7 @@ def functional_lines(op: Op) -> list[str]:
 
 
 def _several(op: Op, general: Kernel) -> Kernel:
-    """`functional` for an op that returns a tuple, in which the node has None where a result was not asked for."""
+    """Return `functional` for an op that returns a tuple, in which a result that was not asked for is None."""
     assert op.returns is not None
     at = range(op.returns)
     lines = _operands(op)
@@ -77,7 +77,7 @@ def _several(op: Op, general: Kernel) -> Kernel:
 
 
 def in_place(op: Op, general: Kernel) -> Kernel:
-    """The fast form of `kernels.in_place` for an op that writes its first argument and returns it.
+    """Return the fast form of `kernels.in_place` for an op that writes its first argument and returns it.
 
     Only for whole storages, and operands that may overlap with the target in another way than being it are left
     to the general kernel.
@@ -90,7 +90,7 @@ def in_place(op: Op, general: Kernel) -> Kernel:
 
 
 def view(op: Op, general: Kernel) -> Kernel:
-    """The fast form of `kernels.view` for an op that returns one tensor."""
+    """Return the fast form of `kernels.view` for an op that returns one tensor."""
     keys = [
         f"tuple(a{i}) if type(a{i}) is list else a{i}" if a.kind == "list" else f"a{i}"
         for i, a in enumerate(op.arguments)
@@ -112,7 +112,7 @@ def view(op: Op, general: Kernel) -> Kernel:
 
 
 def _operands(op: Op, *, writes: bool = False) -> list[str]:
-    """Lines that leave the key of argument i in ``k<i>`` and the numbers in ``floats`` and ``ints``.
+    """Return lines that leave the key of argument i in ``k<i>`` and the numbers in ``floats`` and ``ints``.
 
     Args:
         writes: the op writes its first argument.
@@ -174,7 +174,7 @@ def _operand(op: Op, i: int, argument: Argument, beside_target: bool) -> list[st
 
 
 def _overlaps(op: Op) -> str:
-    """Whether the cell ``c`` may reach the memory of the target; pointwise ops may read the target itself."""
+    """Return whether the cell ``c`` may reach the memory of the target; pointwise ops may read the target itself."""
     view_of_target = "c.step != step and type(c) is Alias and c.storage is a0._s"
     return view_of_target if torch.Tag.pointwise in op.overload.tags else f"c is a0._s or {view_of_target}"
 
@@ -184,7 +184,7 @@ def _key(op: Op) -> str:
 
 
 def _commit(op: Op, stores: list[str]) -> list[str]:
-    """Looks the key up and takes effect.  No call may stand here: see the module's docstring."""
+    """Look the key up and take effect.  No call may stand here: see the module's docstring."""
     numbers = ["if floats: trace.floats += floats", "if ints: trace.ints += ints"] if _may_have_numbers(op) else []
     return [
         f"if trace.step != step: {_general(op)}",
@@ -196,7 +196,7 @@ def _commit(op: Op, stores: list[str]) -> list[str]:
 
 
 def _general(op: Op) -> str:
-    """Starts again in the general kernel."""
+    """Start again in the general kernel."""
     return f"return general({', '.join(_pass(i, a) for i, a in enumerate(op.arguments))})"
 
 
@@ -249,5 +249,5 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
 
 @functools.cache
 def _code_of(source: str) -> CodeType:
-    """Ops of one shape of schema have one source, and compiling it is the dearest part of the import."""
+    """Compile a source once: ops of one shape of schema share it, and compiling is the dearest part of the import."""
     return compile(source, "<lazytpu kernel>", "exec")

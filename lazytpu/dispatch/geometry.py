@@ -28,7 +28,7 @@ _set = aten.set_.source_Storage_storage_offset
 
 
 def in_place_view(overload: OpOverload) -> Kernel:
-    """The kernel of an op such as ``t_``: the layout that ``t`` gives becomes the tensor's own."""
+    """Return the kernel of an op such as ``t_``: the layout that ``t`` gives becomes the tensor's own."""
     plain = functional_twin(overload)
     assert plain is not None, overload
     op = op_of(plain)
@@ -49,7 +49,7 @@ def in_place_view(overload: OpOverload) -> Kernel:
 
 
 def _place(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage, layout: Layout) -> torch.Tensor:
-    """Makes a tensor lie in ``storage``, whose C++ storage is ``raw``, as ``layout``."""
+    """Make a tensor lie in ``storage``, whose C++ storage is ``raw``, as ``layout``."""
     forget_cell(tensor)  # an interrupt in between leaves a tensor that finds its cell again
     _set.redispatch(META, tensor, raw, layout.offset, layout.size, layout.stride)
     tensor._s = cell_at(storage, layout)  # type: ignore[attr-defined]
@@ -57,14 +57,14 @@ def _place(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage, la
 
 
 def _place_as(tensor: torch.Tensor, raw: torch.UntypedStorage, storage: Storage, meta: torch.Tensor) -> torch.Tensor:
-    """`_place` where a meta tensor lies, in a storage that is made as large as its storage is."""
+    """Do as `_place` where a meta tensor lies, in a storage that is made as large as its storage is."""
     if meta.untyped_storage().nbytes() > storage.layout.nbytes:
         storage = _grow(storage, raw, meta)
     return _place(tensor, raw, storage, storage.layout.child_at(geometry_of(meta)))
 
 
 def _grow(storage: Storage, raw: torch.UntypedStorage, meta: torch.Tensor) -> Storage:
-    """Moves the contents to a larger storage; tensors that still hold the old one are led to it."""
+    """Move the contents to a larger storage; tensors that still hold the old one are led to it."""
     flat = storage.layout.flat()
     written = storage.buffer is not None or storage.step == trace.step
     nbytes, size, stride = meta.untyped_storage().nbytes(), tuple(meta.shape), meta.stride()

@@ -35,7 +35,7 @@ special: dict[str, Callable[..., Any]] = {}
 
 
 def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a kernel for the named overloads."""
+    """Register a kernel for the named overloads."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         special.update(dict.fromkeys(names, function))
@@ -48,7 +48,7 @@ def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def uninitialized(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None) -> LazyTensor:
-    """A tensor whose contents nobody has asked for."""
+    """Return a tensor whose contents are not defined."""
     size, stride, dtype = tuple(size), tuple(stride), dtype or torch.get_default_dtype()
     if is_dense(size, stride):
         return make(new_storage(root_layout(size, stride, dtype)))
@@ -161,7 +161,7 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
 
 
 def from_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A device tensor with the sizes, strides and contents of a CPU tensor."""
+    """Return a device tensor with the sizes, strides and contents of a CPU tensor."""
     if tensor.dim() > _MAX_DIMS:
         raise RuntimeError(f"only tensors with up to {_MAX_DIMS} dims are supported on this device")
     meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

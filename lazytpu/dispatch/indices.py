@@ -24,7 +24,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def taking_any(overload: OpOverload, kernel: Kernel) -> Kernel:
-    """The kernel of an op; of one that indexes, a kernel that takes these indices, too."""
+    """Return the kernel of an op; of one that indexes, a kernel that takes these indices, too."""
     name = overload._overloadpacket.__name__
     if name in _READING:
         return _taking_host_indices(kernel)
@@ -58,7 +58,7 @@ def _is_on_the_host(index: torch.Tensor | None) -> bool:
 
 
 def _each_place_has_its_value(tensor: torch.Tensor, indices: Indices, values: torch.Tensor) -> bool:
-    """Whether a mask goes with other indices, or ``values`` is not one row for all places of it."""
+    """Return whether a mask goes with other indices, or ``values`` is not one row for all places of it."""
     given = [(n, i) for n, i in enumerate(indices) if i is not None]
     if not any(i.dtype in _MASKS for _, i in given):
         return False
@@ -70,7 +70,7 @@ def _each_place_has_its_value(tensor: torch.Tensor, indices: Indices, values: to
 
 
 def _as_places(indices: Indices) -> Indices:
-    """The indices, with where masks are true in place of these."""
+    """Return the indices, with where masks are true in place of these."""
     places: list[torch.Tensor | None] = []
     for i in indices:
         places += [i] if i is None or i.dtype not in _MASKS else i.nonzero().unbind(1)

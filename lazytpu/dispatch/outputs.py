@@ -1,4 +1,4 @@
-"""The kernels of ``out=`` overloads: the functional twin, then a copy into what was given."""
+"""The kernels of ``out=`` overloads: the functional variant, then a copy into what was given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lazytpu.tracing.transaction import write_cast
 
 
 def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
-    """The kernel of an ``out=`` overload: the functional twin, then a copy into what was given."""
+    """Return the kernel of an ``out=`` overload: the functional variant, then a copy into what was given."""
     names = [a.name for a in overload._schema.arguments if a.is_out]
     positions = {a.name: i for i, a in enumerate(overload._schema.arguments)}
     returned = len(overload._schema.returns)
@@ -57,7 +57,7 @@ _DTYPE_OF_OUT = {"aten::sum", "aten::prod", "aten::mean", "aten::nansum", "aten:
 
 
 def _resize(out: torch.Tensor, size: torch.Size, stride: Sequence[int] | None) -> None:
-    """Gives a tensor that was given as ``out=`` another size, with torch's warning where it has elements."""
+    """Give a tensor that was given as ``out=`` another size, with torch's warning where it has elements."""
     if out.numel():
         warnings.warn(
             f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "

@@ -51,7 +51,7 @@ _NOT_STRIDED = {"_conj", "_neg_view", "view.dtype", "view_as_real", "view_as_com
 
 
 def register() -> None:
-    """Makes torch know the device and every kernel; called once, by ``import lazytpu``.
+    """Make torch know the device and every kernel; called once, by ``import lazytpu``.
 
     Raises:
         VersionError: another backend has taken torch's slot for devices, PrivateUse1.
@@ -80,7 +80,7 @@ def register() -> None:
 
 
 def _claim(name: str) -> None:
-    """Raises `VersionError` when torch's slot for devices is not free."""
+    """Raise `VersionError` when torch's slot for devices is not free."""
     current = torch._C._get_privateuse1_backend_name()
     if current != "privateuseone" or hasattr(torch, name):
         taken = name if hasattr(torch, name) else current
@@ -112,7 +112,7 @@ def _register_kernels() -> None:
 
 
 def _on_a_device_there_is(kernel: Any) -> Any:
-    """The kernel of an op that is told the device, which refuses ``tpu:1``."""
+    """Return the kernel of an op that is told the device, which refuses ``tpu:1``."""
 
     def checked(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
         if device is None:
@@ -125,7 +125,7 @@ def _on_a_device_there_is(kernel: Any) -> Any:
 
 
 def _device_overload(full: str) -> OpOverload | None:
-    """The overload of a name, if it needs a kernel of ours."""
+    """Return the overload of a name, if it needs a kernel of ours."""
     if not full.startswith("aten::"):
         return None
     if full[6:].partition(".")[0] in _LEAVE_TO_TORCH:
@@ -139,7 +139,7 @@ def _device_overload(full: str) -> OpOverload | None:
 
 
 def _answers_in_cpp(full: str, overload: OpOverload) -> bool:
-    """Whether torch has a kernel for every device that gives no tensor (`allclose`, `is_same_size`)."""
+    """Return whether torch has a kernel for every device that gives no tensor (`allclose`, `is_same_size`)."""
     if full.removeprefix("aten::") in special or any("Tensor" in str(r.type) for r in overload._schema.returns):
         return False
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeExplicitAutograd")
@@ -156,7 +156,7 @@ def _overload(full: str) -> OpOverload | None:
 
 
 def kernel_for(overload: OpOverload) -> Any:
-    """The kernel of one overload."""
+    """Return the kernel of one overload."""
     name = overload._schema.name.removeprefix("aten::")
     name += f".{overload._schema.overload_name}" if overload._schema.overload_name else ""
     if name in special:
@@ -209,7 +209,7 @@ def _with_out(overload: OpOverload) -> Any:
 
 
 def _made_when_called(make: Callable[[], Any]) -> Any:
-    """A kernel that is made at its first call, as there are many that nobody calls."""
+    """Return a kernel that is made at its first call, as there are many that nobody calls."""
     made: list[Any] = []
 
     def kernel(*args: Any, **kwargs: Any) -> Any:

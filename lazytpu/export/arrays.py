@@ -15,7 +15,7 @@ from jax import numpy as jnp
 
 
 def to_npy(array: np.ndarray[Any, Any]) -> bytes:
-    """The contents as a file of numpy's."""
+    """Return the contents as a file of numpy's."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     if array.dtype.kind == "V" or array.dtype.isbuiltin != 1:
         array = array.view(f"u{array.dtype.itemsize}")
@@ -25,7 +25,7 @@ def to_npy(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def from_npy(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """What `to_npy` wrote.
+    """Return what `to_npy` wrote.
 
     Raises:
         ValueError: it has another type or shape, or is a pickle, which is never read.
@@ -39,5 +39,5 @@ def from_npy(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any,
 
 
 def file_name(position: int, name: str) -> str:
-    """A name for the file of a weight that no file system minds."""
+    """Return a name for the file of a weight that no file system minds."""
     return f"weights/{position:04d}-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:80]}.npy"

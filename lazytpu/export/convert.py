@@ -55,7 +55,7 @@ class Converted:
 
 
 def convert(program: Any, *, inline: bool, platforms: Sequence[str]) -> Converted:
-    """Lowers an exported program.
+    """Lower an exported program.
 
     Args:
         program: a ``torch.export.ExportedProgram``.
@@ -96,7 +96,7 @@ def convert(program: Any, *, inline: bool, platforms: Sequence[str]) -> Converte
 
 @cache
 def undecomposed() -> dict[Any, Any]:
-    """Decompositions of the ops that have no rule."""
+    """Return decompositions of the ops that have no rule."""
     found: dict[Any, Any] = {
         op: f
         for op, f in torch.export.default_decompositions().items()
@@ -109,7 +109,7 @@ def undecomposed() -> dict[Any, Any]:
 
 
 def _symbols(program: Any, export: Any) -> dict[Any, Any]:
-    """Torch's symbols for sizes to jax's, with the same bounds."""
+    """Return jax's symbols for torch's, with the same bounds."""
     constraints = []
     symbols = list(program.range_constraints)
     for symbol, bounds in program.range_constraints.items():
@@ -125,7 +125,7 @@ def _symbols(program: Any, export: Any) -> dict[Any, Any]:
 
 
 def _is(argument: Any, kind: str) -> bool:
-    """Whether an argument of a program is of this class of torch.export's."""
+    """Return whether an argument of a program is of this class of torch.export's."""
     return type(argument).__name__ == kind
 
 
@@ -202,7 +202,7 @@ def _signature(program: Any, sizes: Mapping[Any, Any], weights: Weights) -> Sign
 
 
 def _function(program: Any, signature: Signature, weights: Weights, inline: bool) -> Any:
-    """The program as a function of (weights, *inputs) that returns the list of outputs."""
+    """Return the program as a function of (weights, *inputs) that returns the list of outputs."""
     run = jax_function_of(program.graph_module)
     specs = program.graph_signature.input_specs
     constant_outputs = [_is(s.arg, "ConstantArgument") for s in program.graph_signature.output_specs]

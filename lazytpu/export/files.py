@@ -29,7 +29,7 @@ MANIFEST, EXPORTED, BYTECODE, TEXT = "manifest.json", "module.jax_export", "modu
 
 
 def contents_of(module: StableHLOModule, more: Mapping[str, bytes], kind: str) -> dict[str, bytes]:
-    """Names to contents of the files of a module, the manifest first.
+    """Return names to contents of the files of a module, the manifest first.
 
     Args:
         more: further files.
@@ -60,7 +60,7 @@ def contents_of(module: StableHLOModule, more: Mapping[str, bytes], kind: str) -
 
 
 def serialized(exported: Any) -> bytes:
-    """What ``jax.export`` writes of a program.
+    """Return what ``jax.export`` writes of a program.
 
     Raises:
         ImportError: the package flatbuffers is missing.
@@ -70,7 +70,7 @@ def serialized(exported: Any) -> bytes:
 
 
 def need_flatbuffers() -> None:
-    """Raises ImportError, which says what to do, where flatbuffers is missing."""
+    """Raise ImportError, which says what to do, where flatbuffers is missing."""
     try:
         import flatbuffers  # type: ignore[import-untyped] # noqa: F401
     except ImportError:
@@ -81,7 +81,7 @@ def need_flatbuffers() -> None:
 
 
 def save(module: StableHLOModule, folder: str | os.PathLike[str]) -> None:
-    """Writes a module into a folder, which is made; see the top of this file for what is in it.
+    """Write a module into a folder, which is made; see the top of this file for what is in it.
 
     Raises:
         FileExistsError: the folder has files of another kind in it.
@@ -98,7 +98,7 @@ def save(module: StableHLOModule, folder: str | os.PathLike[str]) -> None:
 
 
 def manifest_of(read: Callable[[str], bytes], place: str) -> dict[str, Any]:
-    """The manifest, checked as far as it says what it is.
+    """Return the manifest, checked as far as it says what it is.
 
     Raises:
         ArtifactError: it is none, or one of a later version.
@@ -116,7 +116,7 @@ def manifest_of(read: Callable[[str], bytes], place: str) -> dict[str, Any]:
 
 
 def checked(manifest: Mapping[str, Any], name: str, read: Callable[[str], bytes], place: str) -> bytes:
-    """The contents of a file.
+    """Return the contents of a file.
 
     Raises:
         ArtifactError: it is not what was written.

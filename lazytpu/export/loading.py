@@ -15,7 +15,7 @@ from lazytpu.export.signature import Signature
 
 
 def load(folder: str | os.PathLike[str]) -> StableHLOModule:
-    """Reads what `StableHLOModule.save` wrote.
+    """Read what `StableHLOModule.save` wrote.
 
     Raises:
         ArtifactError: a file is missing or was changed, or the format is of a later version.
@@ -35,7 +35,7 @@ def load(folder: str | os.PathLike[str]) -> StableHLOModule:
 
 
 def deserialized(data: bytes) -> Any:
-    """The ``jax.export.Exported`` that `files.serialized` wrote.
+    """Return the ``jax.export.Exported`` that `files.serialized` wrote.
 
     Raises:
         ImportError: the package flatbuffers is missing.
@@ -47,7 +47,7 @@ def deserialized(data: bytes) -> Any:
 
 
 def module_of(manifest: Mapping[str, Any], read: Callable[[str], bytes], place: str) -> StableHLOModule:
-    """The module that a manifest describes; nothing of it is run, and no pickle is read.
+    """Return the module that a manifest describes; nothing of it is run, and no pickle is read.
 
     Raises:
         ArtifactError: a file was changed.

@@ -58,7 +58,7 @@ class Package(StableHLOModule):
         return list(self._executable([], [*weights, *inputs]))
 
     def _run_lazily(self, inputs: list[Any]) -> list[Any]:
-        """Runs at once, on the buffers of the tensors: a compiled program cannot be part of a graph."""
+        """Run at once, on the buffers of the tensors: a compiled program cannot be part of a graph."""
         arrays = [share_buffer(x.to(device_of(inputs))) if isinstance(x, torch.Tensor) else x for x in inputs]
         with jax.enable_x64(True):
             arrays = [jnp.asarray(x) for x in arrays]
@@ -87,7 +87,7 @@ def package(
     dynamic_shapes: Any = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a program, compiled for this device, into one file that runs without the model's Python.
+    """Write a program, compiled for this device, into one file that runs without the model's Python.
 
     The file is a zip of plain members: the executable for this kind of device and these versions, StableHLO for any
     other, the weights as ``.npy``, and ``manifest.json`` with versions, signature and the sha256 of each.  At its end
@@ -139,7 +139,7 @@ def _exported(x: Any, inputs: tuple[Any, ...], dynamic_shapes: Any) -> torch.exp
 
 
 def _converted_for_all(program: torch.export.ExportedProgram) -> Converted:
-    """The program for every platform, or for this one where jax has no lowering for the others."""
+    """Return the program for every platform, or for this one where jax has no lowering for the others."""
     try:
         return converted(program, False, _EVERYWHERE)
     except (NotImplementedError, ValueError) as error:
@@ -148,7 +148,7 @@ def _converted_for_all(program: torch.export.ExportedProgram) -> Converted:
 
 
 def _compiled(made: Converted) -> Any:
-    """The program compiled for this device, with the rules' forms for its platform."""
+    """Return the program compiled for this device, with the rules' forms for its platform."""
     count = len(made.signature.weights)
 
     def step(given: list[Any], kept: list[Any]) -> Any:
@@ -164,7 +164,7 @@ def _compiled(made: Converted) -> Any:
 
 
 def target() -> list[str]:
-    """What an executable is for: platform, its version, kind of device and processor, and the jaxlib that calls it."""
+    """Return what an executable is for: platform and its version, kind of device and processor, and jaxlib."""
     platform, platform_version, kind, processor = serialized.device_facts(client.device())
     host = f"processor {sha256(processor.encode()).hexdigest()[:12]}" if processor else ""
     return [platform, platform_version, kind, host, f"jax {jax.__version__}", f"jaxlib {version('jaxlib')}"]
@@ -175,7 +175,7 @@ def _note(message: str, *args: Any) -> None:
 
 
 def _write(path: Path, files: Mapping[str, bytes]) -> Path:
-    """Writes the file beside its place first, so that nobody sees half of it."""
+    """Write the file beside its place first, so that nobody sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -191,7 +191,7 @@ def _write(path: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def seal(path: Path) -> None:
-    """Puts the sha256 of all that is before it at the end of a file, the place of the zip's comment."""
+    """Put the sha256 of all that is before it at the end of a file, the place of the zip's comment."""
     digest = _digest(path)
     with path.open("r+b") as file:
         file.seek(-_DIGEST, os.SEEK_END)
@@ -199,7 +199,7 @@ def seal(path: Path) -> None:
 
 
 def _digest(path: Path) -> bytes:
-    """The sha256, in hexadecimal digits, of a file but for as many bytes at its end."""
+    """Return the sha256, in hexadecimal digits, of a file but for as many bytes at its end."""
     digest, left = sha256(), path.stat().st_size - _DIGEST
     with path.open("rb") as file:
         while left > 0 and (chunk := file.read(min(left, _CHUNK))):
@@ -236,7 +236,7 @@ class _File:
             raise ArtifactError(f"{path} was cut short or changed outside of its members", fix="get or make it again")
 
     def read(self, name: str) -> bytes:
-        """A member."""
+        """Return a member."""
         if name not in self.members:
             raise ArtifactError(
                 f"{self.place} lacks {name}, so it is no package of lazytpu", fix="get or make it again"
@@ -245,7 +245,7 @@ class _File:
 
 
 def load_package(path: str | os.PathLike[str]) -> Package:
-    """Loads what `lazytpu.export.package` wrote.
+    """Load what `lazytpu.export.package` wrote.
 
     Reads no pickle and needs none of the model's Python.  The executable is machine code: load packages from where
     you would install a program from.
@@ -275,7 +275,7 @@ def load_package(path: str | os.PathLike[str]) -> Package:
 
 
 def _load_executable(loaded: Package, file: _File) -> str:
-    """Loads the executable of a package; returns why that cannot be, else nothing."""
+    """Load the executable of a package; return why that cannot be, else nothing."""
     found = loaded.metadata.get("executable")
     if found is None:
         return "it has no executable"
@@ -305,7 +305,7 @@ def _need_platform(loaded: Package, place: str) -> None:
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a package holds, as data for people and programs; its members are checked, and nothing is run.
+    """Return what a package holds, as data for people and programs; its members are checked, and nothing is run.
 
     Raises:
         ArtifactError: the file was cut short or changed, or is no package.

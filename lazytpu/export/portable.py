@@ -6,7 +6,7 @@ from jax.extend.mlir.dialects import stablehlo
 
 
 def bytecode_of(text: str) -> bytes:
-    """The bytecode of a program, for every XLA of the last twelve weeks and all later ones.
+    """Return the bytecode of a program, for every XLA of the last twelve weeks and all later ones.
 
     Args:
         text: what `lazytpu.stablehlo_text` returns.

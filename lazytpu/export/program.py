@@ -57,7 +57,7 @@ class StableHLOModule:
         return [outputs[p].name for r in self.signature.results for k, p in r.items() if k != "constant"]
 
     def text(self, *, locations: bool = False) -> str:
-        """The program as StableHLO text.
+        """Return the program as StableHLO text.
 
         Args:
             locations: with the module path, op and source line that each instruction comes from.
@@ -66,12 +66,12 @@ class StableHLOModule:
         return text if locations else without_locations(text)
 
     def bytecode(self) -> bytes:
-        """The program as portable StableHLO bytecode: any later StableHLO reads it for five years, and an earlier one
+        """Return portable StableHLO bytecode: any later StableHLO reads it for five years, and an earlier one
         for two, as StableHLO promises."""
         return bytes(self.exported.mlir_module_serialized)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the program and its weights into a folder, which is made; `load` reads it.
+        """Write the program and its weights into a folder, which is made; `load` reads it.
 
         There are ``manifest.json`` (signature, versions, sha256 of each file), ``module.jax_export`` (for jax),
         ``module.stablehlo.bc`` and ``module.mlir`` (for other tools) and ``weights/*.npy``.
@@ -83,7 +83,7 @@ class StableHLOModule:
         files.save(self, folder)
 
     def save_as_saved_model(self, folder: str | os.PathLike[str], *, signature_key: str = "serving_default") -> None:
-        """Writes the program as a SavedModel of TensorFlow.
+        """Write the program as a SavedModel of TensorFlow.
 
         Raises:
             ImportError: tensorflow is not installed.
@@ -95,7 +95,7 @@ class StableHLOModule:
         return self.exported.call(weights, *inputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program.
+        """Run the program.
 
         Args:
             args, kwargs: as for the original module: tensors on the device (the call is recorded as one op) or on
@@ -142,7 +142,7 @@ class StableHLOModule:
         return [w.name for w in self.signature.weights]
 
     def _weight(self, name: str) -> tuple[Any, torch.Tensor]:
-        """A weight as an array and as a tensor on the device; made again when ``weights`` has another."""
+        """Return a weight as an array and as a tensor on the device; made again when ``weights`` has another."""
         host = self.weights[name]
         known = self._on_device.get(name)
         if known is None or known[0] is not host:
@@ -173,12 +173,12 @@ class StableHLOModule:
         return f"StableHLOModule(({ins}) -> ({outs}), {len(self.weights)} weights)"
 
     def output(self, name: str) -> ArraySpec:
-        """The type of an output."""
+        """Return the type of an output."""
         return next(x for x in self.signature.outputs if x.name == name)
 
 
 def device_of(inputs: Sequence[Any]) -> torch.device:
-    """The device of the first device tensor."""
+    """Return the device of the first device tensor."""
     found: torch.device = next(x.device for x in inputs if is_device_tensor(x))
     return found
 
@@ -205,7 +205,7 @@ def _result(result: dict[str, Any], outputs: Sequence[Any]) -> Any:
 
 
 def without_locations(text: str) -> str:
-    """MLIR text without the lines it came from."""
+    """Return MLIR text without the lines it came from."""
     from jax.extend.mlir import ir
     from jax.interpreters import mlir
 
@@ -220,7 +220,7 @@ def stablehlo(
     platforms: Sequence[str] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> StableHLOModule:
-    """Lowers what ``torch.export.export`` gives to StableHLO, by the rules of the lazy device.
+    """Lower what ``torch.export.export`` gives to StableHLO, by the rules of the lazy device.
 
     Dynamic dimensions (``torch.export.Dim``) become symbolic dimensions of ``jax.export`` with the same bounds.
 
@@ -248,7 +248,7 @@ def stablehlo(
 
 
 def converted(program: torch.export.ExportedProgram, inline: bool, platforms: Sequence[str]) -> Converted:
-    """Converts a program, and counts it."""
+    """Convert a program, and count it."""
     with metrics.timed("export"):
         made = convert(program, inline=inline, platforms=platforms)
     metrics.count("export")
@@ -256,6 +256,6 @@ def converted(program: torch.export.ExportedProgram, inline: bool, platforms: Se
 
 
 def notes(made: Converted, more: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The metadata of a program that was made just now."""
+    """Return the metadata of a program that was made just now."""
     where = {"platforms": list(made.exported.platforms), "exported_at": str(line_here())}
     return {"versions": versions(), **where, **(more or {})}

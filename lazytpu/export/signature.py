@@ -30,11 +30,11 @@ class ArraySpec:
     kind: str = ""
 
     def describe(self) -> str:
-        """``f32[batch,3]``."""
+        """Return ``f32[batch,3]``."""
         return f"{short_name(to_torch(jnp.dtype(self.dtype)))}[{','.join(map(str, self.shape))}]"
 
     def accepts(self, shape: Sequence[int], dtype: Any) -> bool:
-        """Whether an array is of this type, as far as the fixed sizes go."""
+        """Return whether an array is of this type, as far as the fixed sizes go."""
         fixed = all(n == m or isinstance(m, str) for n, m in zip(shape, self.shape, strict=False))
         return len(shape) == len(self.shape) and fixed and jnp.dtype(dtype) == jnp.dtype(self.dtype)
 
@@ -66,12 +66,12 @@ class Signature:
     out_spec: str
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:
-        """What `to_json` gave.
+        """Return what `to_json` gave.
 
         Raises:
             KeyError, TypeError, ValueError: it did not.
@@ -93,7 +93,7 @@ class Signature:
         return [x for x in self.inputs if isinstance(x, ArraySpec)]
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The arrays among the arguments of a call, checked.
+        """Return the arrays among the arguments of a call, checked.
 
         Raises:
             TypeError, ValueError: the arguments nest otherwise than those of the export, or one has another type.
@@ -114,7 +114,7 @@ class Signature:
         return found
 
     def check(self, arrays: Sequence[Any]) -> None:
-        """Compares arrays with what the program takes.
+        """Compare arrays with what the program takes.
 
         Raises:
             ValueError: names the input and both types.
@@ -131,7 +131,7 @@ def _spec(data: Mapping[str, Any]) -> ArraySpec:
 
 
 def dump_spec(spec: TreeSpec) -> str:
-    """A nesting as text.
+    """Return a pytree's structure as text.
 
     Raises:
         TypeError: it contains a class that torch cannot write down.
@@ -143,10 +143,10 @@ def dump_spec(spec: TreeSpec) -> str:
 
 
 def load_spec(text: str) -> TreeSpec:
-    """The nesting that `dump_spec` wrote."""
+    """Return the structure that `dump_spec` wrote."""
     return treespec_loads(text)
 
 
 def as_dtype(name: str) -> torch.dtype:
-    """The torch dtype of an array's."""
+    """Return the torch dtype of an array's."""
     return to_torch(jnp.dtype(name))

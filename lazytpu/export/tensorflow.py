@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def save_as_saved_model(
     module: StableHLOModule, folder: str | os.PathLike[str], *, signature_key: str = "serving_default"
 ) -> None:
-    """Writes a SavedModel whose function takes the inputs by name and returns the outputs by name.
+    """Write a SavedModel whose function takes the inputs by name and returns the outputs by name.
 
     Args:
         module: not one that draws random numbers or changes its weights or inputs.

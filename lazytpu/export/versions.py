@@ -10,7 +10,7 @@ import torch
 
 
 def versions() -> dict[str, Any]:
-    """Package to version, for all that decides what a saved program is."""
+    """Return package to version, for all that decides what a saved program is."""
     try:
         own = version("lazytpu")
     except PackageNotFoundError:  # run from the source tree

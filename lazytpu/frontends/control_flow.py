@@ -34,7 +34,7 @@ _bodies: weakref.WeakKeyDictionary[Any, dict[Any, Subgraph]] = weakref.WeakKeyDi
 
 
 def register() -> None:
-    """Gives torch's higher-order ops kernels for the device."""
+    """Give torch's higher-order ops kernels for the device."""
     for higher in TABLE.values():
         if higher.op is not while_loop_op:
             higher.op.py_impl(DispatchKey.PrivateUse1)(partial(_call, higher))
@@ -43,7 +43,7 @@ def register() -> None:
 
 
 def _call(higher: HigherOrder, *args: Any) -> Any:
-    """Records one call of a higher-order op."""
+    """Record one call of a higher-order op."""
     named = dict(zip(higher.arguments, args, strict=True))
     given = _body_arguments(higher, named)
     for name, kind in higher.arguments.items():
@@ -65,12 +65,12 @@ def _call(higher: HigherOrder, *args: Any) -> Any:
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
-    """That of a device tensor, or of a number in a 0-dim CPU tensor."""
+    """Return the layout of a device tensor, or of a number in a 0-dim CPU tensor."""
     return cell_of(tensor).layout if is_device_tensor(tensor) else result_layout(tensor)
 
 
 def _body_arguments(higher: HigherOrder, named: dict[str, Any]) -> list[Any]:
-    """What each body is called with, tensors by their types and numbers as they are."""
+    """Return what each body is called with, tensors by their types and numbers as they are."""
     given: list[Any] = []
     for name in higher.body_inputs:
         sliced = name.endswith("*")
@@ -88,7 +88,7 @@ def _check_branches(higher: HigherOrder, bodies: Sequence[Subgraph]) -> None:
 
 
 def body_of(function: Body, given: Sequence[Any]) -> Subgraph:
-    """The graph of a function of tensors.
+    """Return the graph of a function of tensors.
 
     Args:
         function: returns a tensor, or a list or tuple of tensors and None.
@@ -102,7 +102,7 @@ def body_of(function: Body, given: Sequence[Any]) -> Subgraph:
 
 
 def trace(function: Body, given: Sequence[Any]) -> torch.fx.GraphModule:
-    """The FX graph of functional aten ops that a function computes; arguments as for `body_of`."""
+    """Return the FX graph of functional aten ops that a function computes; arguments as for `body_of`."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # half a second to import
 
     device = torch.device(torch._C._get_privateuse1_backend_name(), 0)
@@ -125,15 +125,15 @@ def trace(function: Body, given: Sequence[Any]) -> torch.fx.GraphModule:
 def _while_loop(
     cond: Body, body: Body, carried: Sequence[Any], additional: Sequence[Any], mutated_arg_indices: str = ""
 ) -> Any:
-    """One node; torch's own loop, which reads the condition at each turn, where the state holds Python numbers or
-    the bodies write to tensors from outside."""
+    """Record one node; run torch's own loop, which reads the condition in each iteration, where the state holds Python
+    numbers or the bodies write to tensors from outside."""
     if mutated_arg_indices or not all(isinstance(x, torch.Tensor) for x in carried):
         return while_loop_dense(cond, body, carried, additional)
     return _call(TABLE[while_loop_op], cond, body, carried, additional)
 
 
 def _while_loop_stack_output(cond: Body, body: Body, carried: Sequence[Any], additional: Sequence[Any]) -> Any:
-    """The state after every turn, which gradients need.  How many turns there are is read first: it is a shape."""
+    """Return the state after every iteration, which gradients need.  Their number is read first: it is a shape."""
     if not all(isinstance(x, torch.Tensor) for x in carried):
         return while_loop_dense(cond, body, carried, additional, stack_output=True)
     n = len(carried)

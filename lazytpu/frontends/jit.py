@@ -22,7 +22,7 @@ _OTHER = "take it out of the function, or use torch.compile(..., backend='lazytp
 
 
 def jit(function: Callable[..., Any] | None = None, *, static: str | Iterable[str] = ()) -> Any:
-    """Compiles a function of tensors as one program, as ``tf.function(jit_compile=True)`` and ``jax.jit`` do.
+    """Compile a function of tensors as one program, as ``tf.function(jit_compile=True)`` and ``jax.jit`` do.
 
     The function runs in Python once for each set of types; what follows are calls of the program.  It may use
     modules and tensors from outside, change buffers in place, draw random numbers, and be differentiated.
@@ -78,7 +78,7 @@ class _Jit:
         )
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the program of these arguments."""
+        """Call the program of these arguments."""
         given = [x if self._is_static(i) else _traced(x) for i, x in enumerate(args)]
         named = {k: x if k in self._static else _traced(x) for k, x in kwargs.items()}
         return self._call(given, named)
@@ -102,7 +102,7 @@ class _Jit:
 
 
 def _traced(x: Any) -> Any:
-    """Floats as 0-dim tensors, which are inputs of the program."""
+    """Return floats as 0-dim tensors, which are inputs of the program."""
     if type(x) is float:
         return torch.tensor(x, dtype=torch.float64, device="cpu")
     if isinstance(x, torch.Tensor):
@@ -111,7 +111,7 @@ def _traced(x: Any) -> Any:
 
 
 def _explained(error: Any) -> GraphBreakError:
-    """The error for what Dynamo could not capture."""
+    """Return the error for what Dynamo could not capture."""
     frame = next(reversed(error.real_stack), None) if getattr(error, "real_stack", None) else None
     at = f"{os.path.basename(frame.filename)}:{frame.lineno}: {(frame.line or '').strip()}" if frame is not None else ""
     text = str(error)

@@ -131,12 +131,12 @@ class _Batches(Iterator[Any]):
                     raise RuntimeError("the thread of a DeviceLoader is gone; was the process forked?") from None
 
     def close(self) -> None:
-        """Stops the thread; batches that wait are dropped."""
+        """Stop the thread; batches that wait are dropped."""
         self._stop.set()
 
 
 def _produce(source: Iterator[Any], device: torch.device, into: queue.Queue[Any], stop: threading.Event) -> None:
-    """The thread: takes batches from the loader, starts their transfer and puts them in line."""
+    """Take batches from the loader, start their transfer and put them in line: what the thread does."""
     try:
         for batch in source:
             if not _put(into, to_device(batch, device), stop):
@@ -149,7 +149,7 @@ def _produce(source: Iterator[Any], device: torch.device, into: queue.Queue[Any]
 
 
 def _put(into: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
-    """Waits for a place in line; False when nobody wants the item any more."""
+    """Wait for a place in line; False when nobody wants the item any more."""
     while not stop.is_set():
         try:
             into.put(item, timeout=_POLL_S)
@@ -160,7 +160,7 @@ def _put(into: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """``batch`` with everything in the nest that can be moved on ``device``."""
+    """Return ``batch`` with everything in the pytree that can be moved on ``device``."""
 
     def move(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -171,7 +171,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def _join_stopped() -> None:
-    """Waits for threads that were told to stop."""
+    """Wait for threads that were told to stop."""
     for thread, stop in list(_running.items()):
         if stop.is_set():
             thread.join()
@@ -179,7 +179,7 @@ def _join_stopped() -> None:
 
 @atexit.register
 def _stop_all() -> None:
-    """Python would end the threads anywhere, also in the middle of a transfer, which XLA does not survive."""
+    """End the threads in order: Python would end them in the middle of a transfer, which XLA does not survive."""
     for stop in list(_running.values()):
         stop.set()
     for thread in list(_running):

@@ -7,7 +7,7 @@ everything that aliases reaches it.  ``tensor._s`` is the tensor's own cell, a c
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -197,10 +197,10 @@ def view_at(tensor: LazyTensor, layout: Layout) -> LazyTensor:
     storage, own = resolve(tensor._s)
     if (layout.dtype, layout.bits) == (own.dtype, own.bits):
         return make_view(tensor, storage, layout)
-    out = _create((0,), layout.dtype)
+    out: Any = _create((0,), layout.dtype)
     _set(_META, out, _Tensor.untyped_storage(tensor), layout.offset, layout.size, layout.stride)
     out = _conj(_META, out) if layout.bits & CONJ else out
     out = _neg_view(_META, out) if layout.bits & NEG else out
     out.__class__ = LazyTensor
     out._s = cell_at(storage, layout)
-    return out
+    return cast(LazyTensor, out)

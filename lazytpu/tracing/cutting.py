@@ -32,7 +32,7 @@ _TIMED_APART = [_WAIT, *map(metrics.timer, ("lower", "compile", "load", "dispatc
 
 @regions.region("cut", detail="reason")
 def cut(reason: str, planner: Planner | None = None) -> None:
-    """Runs the pending graph.
+    """Run the pending graph.
 
     Args:
         reason: what forced it, for the report.
@@ -117,7 +117,7 @@ def run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
 
 
 def outputs_of(executable: Executable, results: Any, path: Node, outputs: tuple[Value, ...]) -> Any:
-    """The outputs among the results of what was just started; the rest is noted for `wait` and for the next read."""
+    """Return the outputs among the results of what was just started; note the rest for `wait` and the next read."""
     remember(results[executable.smallest])
     if not executable.graph.checked:
         return results
@@ -126,7 +126,7 @@ def outputs_of(executable: Executable, results: Any, path: Node, outputs: tuple[
 
 
 def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
-    """Gives the live storages the results; storages with one value share its buffer."""
+    """Give the live storages the results; storages with one value share its buffer."""
     first: dict[int, Storage] = {}
     _adopt_inputs(live)
     for storage in live:
@@ -151,7 +151,7 @@ _last_result: Any = None
 
 
 def remember(result: Any) -> None:
-    """Notes what was started last, for `wait`."""
+    """Note what was started last, for `wait`."""
     global _last_result
     _last_result = result
 
@@ -163,7 +163,7 @@ def wait_for_last() -> None:
 
 
 def _adopt_inputs(live: list[Storage]) -> None:
-    """Storages that now hold what another held when the step began share its buffer."""
+    """Let storages that now hold what another held when the step began share its buffer."""
     for storage in live:
         value = storage.value
         if value.node is None:

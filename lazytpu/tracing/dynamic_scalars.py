@@ -15,7 +15,7 @@ from lazytpu.lowering.registry import dynamic_arguments
 
 
 def twin_with_other_numbers(node: Node) -> tuple[Node | None, tuple[int, ...]]:
-    """A known node that differs from a new one in nothing, or only in numbers its rule takes as inputs.
+    """Return a known node that differs from a new one in nothing, or only in numbers its rule takes as inputs.
 
     It is a sibling, or, where an earlier number of this step was promoted, the node at the same place of
     the path that the step left there (``trace.shadow``), so that all the numbers which change in a step are
@@ -41,7 +41,7 @@ def _types(node: Node) -> list[Any]:
 
 
 def _alike(x: Any, y: Any) -> bool:
-    """Whether two parts of keys are the same; on the shadow path, values of the same type are."""
+    """Return whether two parts of keys are the same; on the shadow path, values of the same type are."""
     if trace.shadow is not None and type(x) is Value and type(y) is Value:
         return bool(_types_of(x) == _types_of(y))
     if trace.shadow is not None and type(x) is tuple and type(y) is tuple:
@@ -66,7 +66,7 @@ def _number_type(key: Any) -> type | None:
 
 
 def remember(parent: Node, op: Op, changed: Sequence[int]) -> tuple[int, ...]:
-    """Notes that numbers at these positions change in an op after ``parent``; returns all that do."""
+    """Note that numbers at these positions change in an op after ``parent``; return all that do."""
     promoted = parent.promoted or {}
     positions = tuple(sorted({*promoted.get(op, ()), *changed}))
     parent.promoted = {**promoted, op: positions}
@@ -74,7 +74,7 @@ def remember(parent: Node, op: Op, changed: Sequence[int]) -> tuple[int, ...]:
 
 
 def key_of(positions: Sequence[int], key: Any, bound: Sequence[Any]) -> Any:
-    """``key`` with types in place of the numbers that are inputs."""
+    """Return ``key`` with types in place of the scalars that are inputs."""
     changed = list(key)
     for position in positions:
         changed[position + 1] = type(bound[position]) if position < len(bound) else ABSENT
@@ -82,7 +82,7 @@ def key_of(positions: Sequence[int], key: Any, bound: Sequence[Any]) -> Any:
 
 
 def known_node(parent: Node, op: Op, key: Any, bound: Sequence[Any], numbers: list[Any]) -> Node | None:
-    """The child of ``parent`` that takes the numbers known to change there as inputs; they join ``numbers``."""
+    """Return the child of ``parent`` that takes the numbers known to change there as inputs; they join ``numbers``."""
     positions = (parent.promoted or {}).get(op)
     if positions is None:
         return None

@@ -136,7 +136,7 @@ def _inside(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _holds(value: object, storage: Storage) -> bool:
-    """Whether a value is a device tensor that lies in a storage."""
+    """Return whether a value is a device tensor that lies in a storage."""
     if not is_device_tensor(value):
         return False
     try:

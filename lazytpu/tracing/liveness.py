@@ -13,7 +13,7 @@ from lazytpu.tensors.storage import Storage, new_storage
 
 
 def live_storages() -> list[Storage]:
-    """Storages that hold a value of this step and that somebody still holds, in order of creation.
+    """Return storages that hold a value of this step and that somebody still holds, in order of creation.
 
     Somebody holds a storage when its reference count is above that of one only the lists here refer to.
     """
@@ -29,7 +29,7 @@ _storage_of, _buffer_of = itemgetter(0), itemgetter(1)  # of an entry of the lis
 
 
 def _calibrate() -> int:
-    """References to a storage that only ``pending`` holds, as `live_storages` counts them."""
+    """Return the references to a storage that only ``pending`` holds, as `live_storages` counts them."""
     pending = [new_storage(None)]  # type: ignore[arg-type]
     return next(map(getrefcount, pending))
 
@@ -53,7 +53,7 @@ def key_of(live: list[Storage]) -> Any:
 
 
 def donated_values(live: list[Storage]) -> tuple[tuple[Value, ...], list[Value]]:
-    """Input values whose buffers nobody can see after this step, and what overwrites the first of them.
+    """Return input values whose buffers nobody can see after this step, and what overwrites the first of them.
 
     These are buffers of storages that were overwritten or have died, unless someone else holds them.
     """

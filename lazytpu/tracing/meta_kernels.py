@@ -15,7 +15,7 @@ def _lstm_cell(
     input_bias: torch.Tensor | None = None,
     hidden_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output, state and the gates, which the gradient needs.  Torch's own cannot do without biases."""
+    """Return output, state and the gates, which the gradient needs.  Torch's own cannot do without biases."""
     gates = input_gates + hidden_gates  # raises where the sizes differ
     return cx.new_empty(cx.shape), cx.new_empty(cx.shape), gates
 
@@ -27,7 +27,7 @@ def _gru_cell(
     input_bias: torch.Tensor | None = None,
     hidden_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The new state, and the five parts of it that the gradient needs."""
+    """Return the new state, and the five parts of it that the gradient needs."""
     _ = input_gates + hidden_gates  # raises where the sizes differ
     return hx.new_empty(hx.shape), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
 
@@ -35,7 +35,7 @@ def _gru_cell(
 def _gru_cell_backward(
     grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of the gates, the state and the biases."""
+    """Return gradients of the gates, the state and the biases."""
     batch, hidden = grad.shape
     gates = (batch, 3 * hidden)
     biases = (grad.new_empty(3 * hidden), grad.new_empty(3 * hidden)) if has_bias else (None, None)
@@ -43,7 +43,7 @@ def _gru_cell_backward(
 
 
 def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss and which classes are targets.  Torch says ``[1]`` for a single row, its CPU kernel gives ``[]``."""
+    """Return the loss and which classes are targets: torch says ``[1]`` for one row, its CPU kernel gives ``[]``."""
     loss, is_target = decomposition_table[torch.ops.aten.multilabel_margin_loss_forward.default](x, target, reduction)
     return (loss.new_empty(()) if x.dim() < 2 else loss), is_target
 
@@ -55,7 +55,7 @@ def _multinomial(
     *,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """Which categories were drawn, with the CPU's limit of their number."""
+    """Return which categories were drawn, with the CPU's limit of their number."""
     if probabilities.dim() and probabilities.shape[-1] > 1 << 24:
         raise RuntimeError("number of categories cannot exceed 2^24")
     return probabilities.new_empty((*probabilities.shape[:-1], num_samples), dtype=torch.int64)
@@ -70,7 +70,7 @@ def _attention_backward(
     *rest: object,
     **options: object,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of query, key, value and bias, each like what it is of."""
+    """Return gradients of query, key, value and bias, each like what it is of."""
     return tuple([None if x is None else torch.empty_like(x) for x in (query, key, value, attn_bias)])
 
 
@@ -78,7 +78,7 @@ _ATTENTION_BACKWARD = "_scaled_dot_product_fused_attention_overrideable_backward
 
 
 def register() -> None:
-    """Gives torch these kernels."""
+    """Give torch these kernels."""
     if not torch._C._dispatch_has_kernel_for_dispatch_key(
         f"aten::{_ATTENTION_BACKWARD}", "Meta"
     ):  # torch 2.10 and 2.11

@@ -33,7 +33,7 @@ Planner = Callable[[list[Storage], Any], Plan]
 
 
 def plan_of(outputs: tuple[Value, ...], donated: tuple[Value, ...], checks: bool = False) -> Plan:
-    """Finds or compiles what to run for the path that ends at the cursor."""
+    """Find or compile what to run for the path that ends at the cursor."""
     node = trace.cursor
     key = (outputs, donated, True) if checks else (outputs, donated)
     reference, inputs = node.executables.get(key, (None, ()))
@@ -51,7 +51,7 @@ def plan_of(outputs: tuple[Value, ...], donated: tuple[Value, ...], checks: bool
 
 
 def executable_of(graph: Graph, key: Any, unfit: Executable | None = None) -> Executable:
-    """Finds or compiles a graph of the path that ends at the cursor, and notes the cause.
+    """Find or compile a graph of the path that ends at the cursor, and note the cause.
 
     Args:
         unfit: one that the step's numbers do not fit (`runtime.fits`); then the executable is for any numbers, else

@@ -24,7 +24,7 @@ _WAIT = metrics.timer("wait")
 
 
 def read(tensor: torch.Tensor, reason: str) -> torch.Tensor:
-    """The contents of a device tensor as a CPU tensor with the same sizes and strides.
+    """Return the contents of a device tensor as a CPU tensor with the same sizes and strides.
 
     A view is taken on the host from its storage's contents, so reading one compiles nothing.
 
@@ -43,7 +43,7 @@ def read(tensor: torch.Tensor, reason: str) -> torch.Tensor:
 
 
 def contents_of(cell: Cell, reason: str) -> torch.Tensor:
-    """The contents of a cell's storage as a CPU tensor, which the caller copies before anyone else has it.
+    """Return the contents of a cell's storage as a CPU tensor, which the caller copies before anyone else has it.
 
     Waits without the lock, so that others go on; where one of them has overwritten the storage meanwhile and the
     buffer is gone, the next try keeps them from it.
@@ -84,7 +84,7 @@ def buffer_of(cell: Cell, reason: str) -> Any:
 
 
 def _host_view(host: torch.Tensor, root: Any, layout: Any) -> torch.Tensor:
-    """A copy of the part of a storage's contents that lies at ``layout``."""
+    """Return a copy of the part of a storage's contents that lies at ``layout``."""
     memory = torch.empty_strided(root.size, root.stride, dtype=root.dtype).copy_(host) if not root.contiguous else host
     part = torch.empty(0, dtype=layout.dtype)
     part.set_(memory.untyped_storage(), layout.offset, layout.size, layout.stride)
@@ -95,13 +95,13 @@ def _host_view(host: torch.Tensor, root: Any, layout: Any) -> torch.Tensor:
 
 
 def _packed(layout: Any) -> tuple[Any, Any]:
-    """Sizes and strides of a copy of a view, as ``clone`` gives them."""
+    """Return sizes and strides of a copy of a view, as ``clone`` gives them."""
     meta = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device="meta")
     return layout.size, torch.empty_like(meta).stride()
 
 
 def pending_graph(tensors: tuple[torch.Tensor, ...] = ()) -> Graph:
-    """The graph of what is pending: of the given tensors, or of all live ones.
+    """Return the graph of what is pending: of the given tensors, or of all live ones.
 
     Looking changes nothing: what has to be recorded for it (a view that is read) is undone.
     """

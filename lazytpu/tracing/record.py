@@ -36,7 +36,7 @@ INT64_MAX = (1 << 63) - 1
 
 
 def load(cell: Cell) -> Value:
-    """The value of a cell in this step.
+    """Return the value of a cell in this step.
 
     The first use of a storage in a step makes it an input of the graph.  Reading a view records its
     chain of view ops, once until the storage is written again.
@@ -91,7 +91,7 @@ VIEW_OPS = {
 
 
 def read_view(root: Value, layout: Layout, known: dict[Layout, Value]) -> Value:
-    """The value that lies at ``layout`` where the whole storage holds ``root``.
+    """Return the value that lies at ``layout`` where the whole storage holds ``root``.
 
     Args:
         known: those that were read before; this one and the ones on the way are added.
@@ -105,7 +105,7 @@ def read_view(root: Value, layout: Layout, known: dict[Layout, Value]) -> Value:
 
 
 def view_value(source: Value, layout: Layout) -> Value:
-    """Records the view op that leads to ``layout`` from its parent's value."""
+    """Record the view op that leads to ``layout`` from its parent's value."""
     op = VIEW_OPS[layout.op] if isinstance(layout.op, str) else layout.op
     node = record(op, [source, *layout.args], layouts=None if layout.index is not None else (layout,))
     value = node.values[layout.index or 0]
@@ -114,13 +114,13 @@ def view_value(source: Value, layout: Layout) -> Value:
 
 
 def cell_of(tensor: Any) -> Cell:
-    """The cell of a device tensor, whichever class C++ gave it."""
+    """Return the cell of a device tensor, whichever class C++ gave it."""
     found: Cell = tensor._s if type(tensor) is LazyTensor else LazyTensor._s.__get__(tensor, LazyTensor)
     return found
 
 
 def is_device_tensor(x: Any) -> bool:
-    """Whether ``x`` is a tensor on the lazy device."""
+    """Return whether ``x`` is a tensor on the lazy device."""
     return type(x) is LazyTensor or isinstance(x, torch.Tensor) and x.device.type == LazyTensor.device_type
 
 
@@ -129,7 +129,7 @@ class MixedDevicesError(RuntimeError):
 
 
 def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None = None) -> Node:
-    """Records one op and returns its node, on which the cursor then stands.
+    """Record one op and return its node, on which the cursor then stands.
 
     Args:
         op: what to record.
@@ -170,19 +170,19 @@ def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None =
 
 
 def random_numbers(op: Op, bound: Sequence[Any]) -> list[int]:
-    """The (seed, counter) of a random op, as int64."""
+    """Return the (seed, counter) of a random op, as int64."""
     position = op.positions.get("generator")
     given = bound[position] if position is not None and position < len(bound) else None
     return signed(random.key_from(given if isinstance(given, torch.Generator) else None))
 
 
 def signed(key: Iterable[int]) -> list[int]:
-    """Unsigned 64-bit numbers as the int64 of the same bits."""
+    """Return unsigned 64-bit numbers as the int64 of the same bits."""
     return [k - (1 << 64) if k > INT64_MAX else k for k in key]
 
 
 def _key(argument: Any, x: Any, numbers: list[Any]) -> Any:
-    """What stands for an argument in the key; numbers that are inputs are appended to ``numbers``."""
+    """Return what stands for an argument in the key; numbers that are inputs are appended to ``numbers``."""
     if x is ABSENT or x is None:
         return x
     kind = argument.kind
@@ -208,7 +208,7 @@ def _key(argument: Any, x: Any, numbers: list[Any]) -> Any:
 
 
 def tensor_key(x: Any, numbers: list[Any]) -> Any:
-    """The value of a tensor argument, or the type of a number that stands in for a tensor."""
+    """Return the value of a tensor argument, or the type of a number that stands in for a tensor."""
     cls = type(x)
     if cls is LazyTensor:
         return load(x._s)
@@ -230,7 +230,7 @@ def tensor_key(x: Any, numbers: list[Any]) -> Any:
 
 
 def number_key(x: Any, numbers: list[Any]) -> Any:
-    """The type of a number from Python, whose value becomes an input of the graph."""
+    """Return the type of a number from Python, whose value becomes an input of the graph."""
     if isinstance(x, torch.Tensor):
         x = x.item()
     if type(x) is int and not -INT64_MAX - 1 <= x <= INT64_MAX:
@@ -242,7 +242,7 @@ def number_key(x: Any, numbers: list[Any]) -> Any:
 
 
 def float_key(x: Any) -> Any:
-    """A float that equals itself only: NaN has one key, and -0.0 is not 0.0."""
+    """Return a float that equals itself only: NaN has one key, and -0.0 is not 0.0."""
     if isinstance(x, (Value, Storage, Alias)):
         return x
     if x != x:
@@ -253,7 +253,7 @@ def float_key(x: Any) -> Any:
 def _miss(
     parent: Node, op: Op, key: Any, bound: Sequence[Any], layouts: tuple[Layout, ...] | None, numbers: list[Any]
 ) -> Node:
-    """The node for a key the children of ``parent`` lack: made now, or one that takes a number as an input.
+    """Return the node for a key the children of ``parent`` lack: made now, or one that takes a number as an input.
 
     Other threads find their ops and move the cursor meanwhile, so all of this is about ``parent``; whether the cursor
     still stands there is seen when the node is committed.
@@ -307,7 +307,7 @@ def _new_node(
 
 
 def _operand(argument: Any, x: Any, key: Any, counts: list[int]) -> Any:
-    """What a node keeps of an argument; a number that is an input takes its place in ``counts``."""
+    """Return what a node keeps of an argument; a number that is an input takes its place in ``counts``."""
     if x is ABSENT or x is None:
         return x
     kind = argument.kind
@@ -331,7 +331,7 @@ def _number(key: Any, counts: list[int]) -> Number:
 
 
 def results_of(node: Node, wrap: Callable[[Value], Any]) -> Any:
-    """The results of a node, nested as the op returns them, ``wrap`` applied to each value."""
+    """Return the results of a node, nested as the op returns them, ``wrap`` applied to each value."""
     return _build(node.structure, node.values, wrap)
 
 

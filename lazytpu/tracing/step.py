@@ -14,7 +14,7 @@ _WAIT = metrics.timer("wait")
 
 
 def mark_step(wait: bool = False) -> None:
-    """Ends a step: runs everything recorded since the last cut.
+    """End a step: run everything recorded since the last cut.
 
     The call returns while the device still computes; reading a tensor waits for it.
 
@@ -33,7 +33,7 @@ def mark_step(wait: bool = False) -> None:
 
 
 def wait() -> None:
-    """Runs what is pending and waits until the device has finished."""
+    """Run what is pending and wait until the device has finished."""
     step, waited_s = trace.step, _WAIT.total
     cut("wait")
     wait_for_last()
@@ -42,7 +42,7 @@ def wait() -> None:
 
 
 def forget() -> None:
-    """Runs what is pending and drops every path and executable (for tests)."""
+    """Run what is pending and drop every path and executable (for tests)."""
     cut("forget")
     trace.forget_paths()
     executables.forget_executables()

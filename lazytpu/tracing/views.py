@@ -50,7 +50,7 @@ class _Write:
         self.root, self.known = root, known
 
     def chain(self, layout: Layout, value: Value) -> Value:
-        """The new root after ``value`` was written at ``layout``."""
+        """Return the new root after ``value`` was written at ``layout``."""
         parent = layout.parent
         if parent is None:
             return value
@@ -63,20 +63,20 @@ class _Write:
         return read_view(self.root, layout, self.known)
 
     def memory(self, dtype: torch.dtype) -> Layout:
-        """The whole storage as a vector of ``dtype``."""
+        """Return the whole storage as a vector of ``dtype``."""
         root = layout_of(self.root.layout)
         flat = root.flat()
         numel = flat.size[0] * flat.dtype.itemsize // dtype.itemsize
         return root.child_at(((numel,), (1,), 0, dtype, 0))
 
     def scatter(self, layout: Layout, value: Value) -> Value:
-        """The general rule: put ``value`` at the view's positions in memory (`unfold`, for one)."""
+        """Put ``value`` at the view's indices in memory, the general rule (of `unfold`); return the new root."""
         memory = self.memory(layout.dtype)
         place = list(layout.size), list(layout.stride), layout.offset
         return self.chain(memory, _record(_AS_STRIDED, memory, self.read(memory), value, *place))
 
     def overlapping(self, layout: Layout, value: Value, old: Value | None) -> Value:
-        """`chain` where elements share memory: what a parent holds besides must not be written with it."""
+        """Do as `chain` where elements share memory: what a parent holds besides must not be written with it."""
         stored = layout_of(self.root.layout).child_at((*layout.geometry[:4], 0))
         for bit, op in ((CONJ, _CONJ), (NEG, _NEG)):
             if layout.bits & bit:
@@ -129,7 +129,7 @@ _REAL, _IMAG = op_of(aten.real.default), op_of(aten.imag.default)
 
 
 def _record(op: Any, parent: Layout, *args: Any) -> Value:
-    """A node whose result is the parent again."""
+    """Record a node whose result is the parent again; return its value."""
     found: Value = record(op, list(args), layouts=(parent,)).value
     return found
 
@@ -168,7 +168,7 @@ def _as_strided(above: Callable[[], Value], parent: Layout, layout: Layout, valu
 
 
 def _split(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    """Any of split, split_with_sizes, chunk: the part starts where its offset says."""
+    """Undo split, split_with_sizes or chunk: the part starts where its offset says."""
     dim = layout.args[1] % len(parent.size) if len(layout.args) > 1 else 0
     start = (layout.offset - parent.offset) // parent.stride[dim] if parent.stride[dim] else 0
     return _record(_SLICE, parent, above(), value, dim, start, start + layout.size[dim])

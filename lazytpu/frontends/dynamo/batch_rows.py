@@ -21,7 +21,7 @@ _DO = 'leave options={"pad": ...} out: each size of the batch then compiles its 
 
 
 def rows_of(value: Any) -> int | None:
-    """The dimension of a tensor that holds the rows of the batch; None where none does.
+    """Return the dimension of a tensor that holds the rows of the batch; None where none does.
 
     Raises:
         UnsupportedOpError: several sizes are symbolic.
@@ -35,7 +35,7 @@ def rows_of(value: Any) -> int | None:
 
 
 def prove_rows(module: torch.fx.GraphModule) -> None:
-    """Checks a graph.
+    """Check a graph.
 
     Raises:
         UnsupportedOpError: it may mix rows, or is not known not to; names the op and the user's line.
@@ -56,7 +56,7 @@ def prove_rows(module: torch.fx.GraphModule) -> None:
 
 
 def tensors_of(node: torch.fx.Node) -> list[torch.Tensor]:
-    """The types of the results of a node that are tensors."""
+    """Return the types of the results of a node that are tensors."""
     value = node.meta.get("val")
     return [e for e in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(e, torch.Tensor)]
 
@@ -109,7 +109,7 @@ def _argument(node: torch.fx.Node, position: int, name: str, default: Any = None
 
 
 def _aligned(node: torch.fx.Node) -> bool:
-    """Pointwise: all operands with rows have them at the same place, counted from the right; numbers are not sizes."""
+    """Return whether operands have their rows at the same place, counted from the right, and numbers are not sizes."""
     places = set()
     for x in node.all_input_nodes:
         if not isinstance(x.meta.get("val"), torch.Tensor):
@@ -121,7 +121,7 @@ def _aligned(node: torch.fx.Node) -> bool:
 
 
 def _within(position: int, name: str) -> Rule:
-    """The op works along the dimensions in an argument, which may not be that of the rows."""
+    """Return the rule of an op that works along the dimensions in an argument: none may be that of the rows."""
 
     def rule(node: torch.fx.Node) -> bool:
         (x,) = node.all_input_nodes[:1]
@@ -135,7 +135,7 @@ def _within(position: int, name: str) -> Rule:
 
 
 def _product(node: torch.fx.Node) -> bool:
-    """A product of matrices [..., m, k] and [..., k, n], perhaps added to something."""
+    """Return whether a product of matrices [..., m, k] and [..., k, n], perhaps added to something, keeps the rows."""
     *added, a, b = [x for x in node.args if isinstance(x, torch.fx.Node)]
     left, right, dim = _rows(a), _rows(b), _dim(a)
     if left == dim - 1 or right == _dim(b) - 2:
@@ -146,7 +146,7 @@ def _product(node: torch.fx.Node) -> bool:
 
 
 def _first(node: torch.fx.Node) -> bool:
-    """Of the operands the first alone has rows, as its first dimension: convolution, pooling, batch norm of eval()."""
+    """Return whether the first operand alone has rows, as its first dimension, as convolution and pooling have them."""
     first, *others = node.all_input_nodes
     others = [x for x in others if isinstance(x.meta.get("val"), torch.Tensor)]
     dims = _dim(first)
@@ -154,7 +154,7 @@ def _first(node: torch.fx.Node) -> bool:
 
 
 def _attention(node: torch.fx.Node) -> bool:
-    """Query, key and value [N, H, L, D], and perhaps a mask."""
+    """Return whether query, key and value are [N, H, L, D] with rows first, without dropout."""
     whole = all(_dim(x) == 4 and _rows(x) in (0, None) for x in node.all_input_nodes)
     batched = all(_rows(x) == 0 for x in node.args[:3])
     return whole and batched and not _argument(node, 4, "dropout_p", 0.0)
@@ -177,7 +177,7 @@ def _embedding(node: torch.fx.Node) -> bool:
 
 
 def _reshaped(node: torch.fx.Node) -> bool:
-    """What is in front of the rows stays there, so that the rows of a sample stay next to each other."""
+    """Return whether what is in front of the rows stays there: those of a sample stay next to each other then."""
     before, after = node.args[0], node
     b, a = _rows(before), _rows(after)
     if b is None or a is None:
@@ -187,19 +187,19 @@ def _reshaped(node: torch.fx.Node) -> bool:
 
 
 def _joined(node: torch.fx.Node) -> bool:
-    """Tensors side by side, all with their rows at one place, or without any."""
+    """Return whether tensors are put side by side that have their rows at one place, or none."""
     at = {_rows(x) for x in node.args[0]}  # type: ignore[union-attr]
     dim = _argument(node, 1, "dim", 0) % len(node.meta["val"].shape)
     return len(at) == 1 and dim != _rows(node)
 
 
 def _kept(node: torch.fx.Node) -> bool:
-    """One operand, whose rows stay where they are among the dimensions, or move with them."""
+    """Return whether one operand alone has rows, which stay where they are among the dimensions, or move with them."""
     return len([x for x in node.all_input_nodes if _rows(x) is not None]) <= 1
 
 
 def _filled(node: torch.fx.Node) -> bool:
-    """The same number everywhere."""
+    """Return whether the result has the same number everywhere."""
     return not any(isinstance(x, torch.fx.Node) for x in node.args[1:2])
 
 

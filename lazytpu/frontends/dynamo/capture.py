@@ -18,7 +18,7 @@ from lazytpu.frontends.dynamo.partition import partition
 
 
 def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """Compiles one graph of a function given to ``torch.compile(function, backend="lazytpu")``.
+    """Compile one graph of a function given to ``torch.compile(function, backend="lazytpu")``.
 
     AOTAutograd makes the graphs of the forward and the backward pass; each becomes one executable, compiled when it is
     first called, and again for arguments of other sizes.
@@ -82,7 +82,7 @@ def _compile(
 
 
 def _saved(kind: str) -> tuple[int, ...]:
-    """Positions of the arguments of a backward graph that nobody sees after it: activations saved for it alone."""
+    """Return positions of arguments of a backward graph that nobody sees after it: activations saved for it alone."""
     context = torch._guards.TracingContext.try_get()
     if kind != "backward" or context is None or context.fw_metadata is None:
         return ()

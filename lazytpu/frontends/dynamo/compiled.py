@@ -50,7 +50,7 @@ class CompiledGraph:
         whole: bool = False,
         weights: Mapping[str, int] | None = None,
     ) -> None:
-        """Takes a graph; nothing is compiled yet.
+        """Take a graph; nothing is compiled yet.
 
         Args:
             module: aten ops, functional but for copies to arguments at the end; sizes may be symbolic.
@@ -74,7 +74,7 @@ class CompiledGraph:
         return self._stored(args, cells)
 
     def _stored(self, args: list[Any], cells: list[Any]) -> list[Any]:
-        """A call with tensors on the device alone."""
+        """Call the graph with tensors on the device alone."""
         program = self.programs.get(tuple([c.layout for c in cells]))
         if program is None or not program.whole:
             return self._mixed(args)
@@ -89,7 +89,7 @@ class CompiledGraph:
             return self._run(program, args, cells, buffers)
 
     def _mixed(self, args: list[Any]) -> list[Any]:
-        """A call with arguments of any kind, in any state."""
+        """Call the graph with arguments of any kind, in any state."""
         with record.lock:
             if any(storage_of(cell_of(x)).step == trace.step for x in args if is_device_tensor(x)):
                 cutting.cut("torch.compile")
@@ -144,7 +144,7 @@ class CompiledGraph:
         return made
 
     def _donated(self, program: Program, cells: list[Any], buffers: list[Any]) -> tuple[int, ...]:
-        """Positions of arguments whose buffers nobody can see after the call."""
+        """Return positions of arguments whose buffers nobody can see after the call."""
         if self.kind == "backward":
             candidates: Sequence[int] = () if _keeps_graph() else self.saved
         else:
@@ -159,7 +159,7 @@ class CompiledGraph:
         )
 
     def _new_program(self, args: list[Any], cells: list[Any]) -> Program | None:
-        """The program for arguments like these; None where the graph cannot be one program."""
+        """Return the program for arguments like these; None where the graph cannot be one program."""
         module = with_sizes(self.module, args) if self._symbolic else self.module
         layouts = [None if c is None else c.layout for c in cells]
         unknown = list(unsupported_ops(module))
@@ -190,7 +190,7 @@ class CompiledGraph:
 
 
 def _cell(x: Any) -> Any:
-    """The cell of a tensor; one of its own for a CPU tensor, with a copy of its contents."""
+    """Return the cell of a tensor; one of its own for a CPU tensor, with a copy of its contents."""
     if is_device_tensor(x):
         return cell_at(*resolve(cell_of(x)))
     if not isinstance(x, torch.Tensor):
@@ -201,7 +201,7 @@ def _cell(x: Any) -> Any:
 
 
 def _write(tensor: torch.Tensor, cell: Any, buffer: Any) -> None:
-    """Makes a buffer the contents of an argument."""
+    """Make a buffer the contents of an argument."""
     if not is_device_tensor(tensor):
         tensor.copy_(transfers.to_host(buffer))
     elif type(cell) is Storage:
@@ -212,7 +212,7 @@ def _write(tensor: torch.Tensor, cell: Any, buffer: Any) -> None:
 
 
 def _keys(draws: int) -> list[int]:
-    """The next keys of the device's generator, two numbers each."""
+    """Return the next keys of the device's generator, two numbers each."""
     ints: list[int] = []
     for _ in range(draws):
         ints += record.signed(random.default_generator.next_key())
@@ -220,7 +220,7 @@ def _keys(draws: int) -> list[int]:
 
 
 def _made_all(program: Program, outputs: Sequence[Any], args: list[Any]) -> list[Any]:
-    """The results of a call; those that share memory are views of one tensor."""
+    """Return the results of a call; those that share memory are views of one tensor."""
     bases: dict[int, Any] = {}
     results = []
     for result in program.results:
@@ -243,7 +243,7 @@ def _view(base: torch.Tensor, result: Result) -> torch.Tensor:
 
 
 def _made(result: Result, outputs: Sequence[Any], args: list[Any]) -> Any:
-    """One result of a call."""
+    """Return one result of a call."""
     if result.position < 0:
         return args[result.argument] if result.argument >= 0 else result.constant
     layout: Any = result.layout

@@ -14,7 +14,7 @@ _NEW = ("non_alias", "unsafe_view_alias")  # kinds of results that the wrapper h
 
 
 def direct_call(graph: CompiledGraph, metadata: Any, example_inputs: Sequence[Any]) -> Callable[..., Any] | None:
-    """The graph as Dynamo calls it; None where AOTAutograd's wrapper is needed.
+    """Return the graph as Dynamo calls it; None where AOTAutograd's wrapper is needed.
 
     The wrapper takes a microsecond or two of each call.  It does what the graph cannot do itself: changes of
     arguments, results that share memory, tensors made of others, the mode of gradients.  The graph of a function that
@@ -39,7 +39,7 @@ def direct_call(graph: CompiledGraph, metadata: Any, example_inputs: Sequence[An
 
 
 def _is_plain(metadata: Any) -> bool:
-    """Whether a function changes none of its arguments, and all it returns are new tensors or numbers.
+    """Return whether a function changes none of its arguments, and all it returns are new tensors or numbers.
 
     A version of torch that has other fields than those asked for here keeps its wrapper.
     """

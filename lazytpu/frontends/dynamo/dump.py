@@ -27,7 +27,7 @@ _WEIGHTS = re.compile(r"_parameters|_buffers")
 
 
 def weight_names(module: torch.fx.GraphModule) -> list[str]:
-    """For each argument of a graph of Dynamo's the name of the parameter or buffer it is, else an empty string."""
+    """Return for each argument of a graph of Dynamo's the name of its parameter or buffer, else an empty string."""
     names = []
     for node in module.graph.find_nodes(op="placeholder"):
         source = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
@@ -39,7 +39,7 @@ def weight_names(module: torch.fx.GraphModule) -> list[str]:
 
 
 def positions_of(module: torch.fx.GraphModule, names: Sequence[str]) -> dict[str, int]:
-    """Weights to the positions of the arguments they are in a graph that AOTAutograd made of the one above."""
+    """Return the weights' positions among the arguments of a graph that AOTAutograd made of the one above."""
     positions = {}
     for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
         index = getattr(node.meta.get("desc"), "idx", position)
@@ -49,7 +49,7 @@ def positions_of(module: torch.fx.GraphModule, names: Sequence[str]) -> dict[str
 
 
 def dump(event: Compilation, module: torch.fx.GraphModule, weights: Mapping[str, int], buffers: Sequence[Any]) -> None:
-    """Writes `FILES` beside the files of a compiled graph, and adds them to its manifest.
+    """Write `FILES` beside the files of a compiled graph, and add them to its manifest.
 
     Args:
         weights: names to positions among ``buffers``, which are those of the arguments of the first call.
@@ -77,7 +77,7 @@ def _serialized(event: Compilation) -> bytes:
 
 
 def _array(buffer: Any) -> np.ndarray[Any, Any]:
-    """The contents as numpy knows them; bfloat16 and the 8-bit floats, which it does not, as float32."""
+    """Return the contents as numpy knows them; bfloat16 and the 8-bit floats, which it does not, as float32."""
     host = transfers.to_host(buffer)
     if short_name(host.dtype).startswith(("bf16", "f8")):
         host = host.float()

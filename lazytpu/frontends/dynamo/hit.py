@@ -18,7 +18,7 @@ from lazytpu.tracing import cutting, record
 
 
 def quick(graph: CompiledGraph) -> Callable[..., list[Any]]:
-    """A graph as a function of arguments one by one, that looks no further where the latest call can be repeated."""
+    """Return a graph as a function of its arguments that looks no further where the latest call can be repeated."""
     lock, kept = record.lock, executables.executables
 
     def call(*args: Any) -> list[Any]:
@@ -59,7 +59,7 @@ def quick(graph: CompiledGraph) -> Callable[..., list[Any]]:
 
 
 def boxed(graph: CompiledGraph) -> Callable[[list[Any]], list[Any]]:
-    """`quick` as AOTAutograd calls it: with a list of arguments."""
+    """Return `quick` as AOTAutograd calls it: with a list of arguments."""
     call = quick(graph)
 
     def call_boxed(args: list[Any]) -> list[Any]:

@@ -67,4 +67,4 @@ def _lift_on_the_host() -> None:
         torch._C._set_only_lift_cpu_tensors(True)
         return theirs(mode)
 
-    FakeTensorMode.__enter__ = __enter__  # type: ignore[method-assign]
+    FakeTensorMode.__enter__ = __enter__  # type: ignore[assignment, method-assign]

@@ -26,7 +26,7 @@ class Group:
 
 
 def memory_groups(module: torch.fx.GraphModule) -> dict[int, Group]:
-    """Positions of results that share memory with another, of those that the user is given.
+    """Return positions of results that share memory with another, of those that the user is given.
 
     AOTAutograd sees to results that share memory with arguments, and to those that need gradients.
     """
@@ -57,7 +57,7 @@ def _memory(node: Any) -> int:
 
 
 def _base(module: torch.fx.GraphModule, memory: int) -> torch.fx.Node | None:
-    """The first node whose value is all of a memory."""
+    """Return the first node whose value is all of a memory."""
     for node in module.graph.nodes:
         tensor = _tensor(node)
         if tensor is not None and node.op == "call_function" and _memory(node) == memory:

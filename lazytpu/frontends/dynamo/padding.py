@@ -15,7 +15,7 @@ Sizes = bool | Sequence[int]
 
 
 def sizes_of(option: Any) -> Sizes:
-    """The option ``pad`` of the backend: True for the powers of two, or the sizes themselves.
+    """Return the option ``pad`` of the backend: True for the powers of two, or the sizes themselves.
 
     Raises:
         TypeError: it is neither.
@@ -28,7 +28,7 @@ def sizes_of(option: Any) -> Sizes:
 
 
 def padded_size(n: int, sizes: Sizes) -> int:
-    """The size that a batch of ``n`` is padded to: ``n`` itself where it is larger than all."""
+    """Return the size that a batch of ``n`` is padded to: ``n`` itself where it is larger than all."""
     if isinstance(sizes, bool):
         return 1 << (n - 1).bit_length()
     return next((size for size in sizes if size >= n), n)
@@ -38,7 +38,7 @@ class PaddedGraph:
     """A captured graph called with larger batches: the last row is repeated, and its results are cut off again."""
 
     def __init__(self, graph: CompiledGraph, sizes: Sizes) -> None:
-        """Takes a graph.
+        """Take a graph.
 
         Raises:
             UnsupportedOpError: it is one of training, or the rows of its batch are not known to be independent.

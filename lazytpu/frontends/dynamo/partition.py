@@ -11,7 +11,7 @@ import torch
 def partition(
     joint: torch.fx.GraphModule, *args: Any, **kwargs: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Parts a graph of both passes: with few values saved, as XLA fuses what is computed again.
+    """Split a graph of both passes: with few values saved, as XLA fuses what is computed again.
 
     Random numbers are saved where `torch.utils.checkpoint` would draw them again: torch's way to draw the same ones
     twice knows no devices but its own.

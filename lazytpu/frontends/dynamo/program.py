@@ -109,7 +109,7 @@ class Shortcut:
 def results_of(
     fresh: Sequence[Fresh], others: Sequence[Other], outputs: Sequence[Any], args: Sequence[Any]
 ) -> list[Any]:
-    """The results of a call, see `Program`: `make` written out, as this is most of the work of a call."""
+    """Return the results of a call, see `Program`: `make` written out, as this is most of the work of a call."""
     made = []
     for position, layout, size, dtype in fresh:
         storage = Storage()
@@ -125,7 +125,7 @@ def results_of(
 
 
 def _call_of(executable: Executable, graph: Graph, arguments: int) -> Call:
-    """How to call an executable for a graph equal to its own, whose inputs may stand at other positions."""
+    """Return how to call an executable for a graph equal to its own, whose inputs may stand at other positions."""
     given, kept = launch.split_donated(graph, [v.index for v in graph.inputs])
     same = not given and kept == list(range(arguments))
     packs = launch.resident(launch.scalar_arrays(graph, (), [0] * graph.counts[1], ()))
@@ -133,7 +133,7 @@ def _call_of(executable: Executable, graph: Graph, arguments: int) -> Call:
 
 
 def _pick(positions: list[int]) -> Pick:
-    """A function that picks the elements at these positions of a list."""
+    """Return a function that picks the elements at these positions of a list."""
     if positions == list(range(len(positions))):
         return lambda x: x[: len(positions)]
     if len(positions) == 1:
@@ -185,7 +185,7 @@ class Program:
         self.fresh = made if len(made) + len(self.others) == len(self.results) else []
 
     def call(self, donated: tuple[int, ...]) -> Call:
-        """What to run where the buffers of the ``donated`` arguments may be taken over."""
+        """Return what to run where the buffers of the ``donated`` arguments may be taken over."""
         key = (donated, config.check_bounds, *compiler.settings().values())
         known = self.calls.get(key)
         executable = None if known is None else known.executable()
@@ -209,7 +209,7 @@ class Program:
         return call
 
     def shortcut(self, call: Call) -> Shortcut | None:
-        """How to call this from now on, where one executable takes all arguments and gives all results."""
+        """Return how to call this from now on, where one executable takes all arguments and gives all results."""
         executable = call.executable()
         simple = call.same and self.whole and self.fresh and not self.captured and not config.check_bounds
         if executable is None or not simple:
@@ -233,7 +233,7 @@ class Program:
         return graph_of(self.last, self.outputs).inputs
 
     def _cause(self, key: Any) -> Cause:
-        """Why this is compiled for the donated arguments and the settings of a key of ``calls``."""
+        """Return why this is compiled for the donated arguments and the settings of a key of ``calls``."""
         site = next((n.site for n in self.last.path() if n.site is not None and n.site.file), None) or here()
         if self.calls:
             return self._other_call(key, line_of_call() or site)
@@ -248,7 +248,7 @@ class Program:
         )
 
     def _other_call(self, key: Any, site: Site) -> Cause:
-        """The cause where the same program was called before, with other settings or donated arguments."""
+        """Return the cause where the same program was called before, with other settings or donated arguments."""
         old, call = next(reversed(self.calls.items()))
         executable = call.executable()
         known = 0 if executable is None else executable.usage.number
@@ -272,7 +272,7 @@ class Program:
 
 
 def program_of(module: torch.fx.GraphModule, name: str, layouts: list[Layout | None], compiled_before: bool) -> Program:
-    """Converts a captured graph.
+    """Convert a captured graph.
 
     Args:
         module: aten ops with fixed sizes.
@@ -317,7 +317,7 @@ def program_of(module: torch.fx.GraphModule, name: str, layouts: list[Layout | N
 
 
 def _on_host(module: torch.fx.GraphModule) -> list[bool]:
-    """Which results are CPU tensors."""
+    """Return which results are CPU tensors."""
     returned = next(iter(module.graph.find_nodes(op="output"))).args[0]
     nodes = returned if isinstance(returned, (list, tuple)) else [returned]
     types = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in nodes]

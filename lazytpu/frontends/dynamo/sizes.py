@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 
 def has_symbols(module: torch.fx.GraphModule) -> bool:
-    """Whether a size, or a number among the arguments, is symbolic."""
+    """Return whether a size, or a number among the arguments, is symbolic."""
     return any(_is_symbolic(node.meta.get("val")) for node in module.graph.nodes)
 
 
@@ -24,7 +24,7 @@ def _is_symbolic(x: Any) -> bool:
 
 
 def with_sizes(module: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
-    """The same graph for arguments of these sizes, with a placeholder for each argument."""
+    """Return the same graph for arguments of these sizes, with a placeholder for each argument."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # half a second to import
     from torch.fx.traceback import preserve_node_meta
 

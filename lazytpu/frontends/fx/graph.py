@@ -210,7 +210,7 @@ class Conversion(AtenInterpreter):
         return with_constants(bodies[-1], node.values)
 
     def _copied(self, target: Value, source: Value) -> Value:
-        """``target.copy_(source)``, which AOTAutograd puts at the end of a graph for arguments that are written."""
+        """Note ``target.copy_(source)``, which AOTAutograd puts at the end of a graph for written arguments."""
         if target not in self.arguments:
             raise UnsupportedOpError(
                 "a compiled graph writes to a tensor that is no argument", at=self._site.describe()

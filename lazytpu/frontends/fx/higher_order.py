@@ -36,7 +36,7 @@ class HigherOrder:
     carried: str = ""
 
     def recorded(self, random: bool) -> Op:
-        """The op as a node shows it."""
+        """Return the op as a node shows it."""
         return _ops[self.op, random]
 
 
@@ -84,7 +84,7 @@ _ops = {(h.op, random): _op(h, random) for h in TABLE.values() for random in (Fa
 def result_layouts(
     higher: HigherOrder, named: dict[str, Any], layouts: Mapping[str, Sequence[TensorType]]
 ) -> list[Layout]:
-    """The types of the results of a call.
+    """Return the types of the results of a call.
 
     Args:
         named: the arguments by name; of these only the bodies are looked at.

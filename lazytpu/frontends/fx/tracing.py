@@ -69,7 +69,7 @@ class TracedModule:
         return self._backward[0]
 
     def unflatten(self, tensors: Sequence[Any]) -> Any:
-        """What the module returns, of the tensors that ``forward`` gives; mappings as plain dictionaries."""
+        """Return what the module returns, of the tensors that ``forward`` gives; mappings as plain dictionaries."""
         leaves = [r[0] if isinstance(r, tuple) else tensors[r] for r in self.results]
         nested = tree_unflatten(leaves, self.spec)
         return dict(nested) if isinstance(nested, Mapping) else nested
@@ -83,7 +83,7 @@ def trace_module(
     call: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]],
     training: bool,
 ) -> TracedModule:
-    """Traces the forward pass of a module.
+    """Trace the forward pass of a module.
 
     Args:
         parameters, buffers: name to the type it is given in, for all the module has.
@@ -150,7 +150,7 @@ def trace_module(
 
 @contextmanager
 def _mode_of(module: torch.nn.Module, training: bool) -> Iterator[None]:
-    """Puts the module into training or evaluation mode for a while."""
+    """Put the module into training or evaluation mode for a while."""
     modes = {m: m.training for m in module.modules()}
     try:
         if module.training != training:
@@ -166,7 +166,7 @@ def _draws(node: torch.fx.Node) -> bool:
 
 
 def _changed(graph: torch.fx.GraphModule, first: int, last: int) -> list[bool]:
-    """For each buffer whether what the graph returns for it is something else than it was given."""
+    """Return for each buffer whether what the graph returns for it is something else than it was given."""
     nodes: Any = list(graph.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
     new = nodes[-1].args[0][1]

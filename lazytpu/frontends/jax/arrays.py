@@ -25,7 +25,7 @@ from lazytpu.tracing.record import cell_of, is_device_tensor
 
 
 def to_jax(tensor: torch.Tensor) -> jax.Array:
-    """The contents of a device tensor as a jax array, without a copy.
+    """Return the contents of a device tensor as a jax array, without a copy.
 
     The graph that computes the tensor runs.  Writing to the tensor afterwards does not change the array.  Do not let
     jax donate the array (``jax.jit(..., donate_argnums=...)``) while the tensor is in use: it would lose its contents.
@@ -55,7 +55,7 @@ def _describe(x: Any) -> str:
 
 
 def share_buffer(tensor: torch.Tensor) -> Any:
-    """The buffer of a tensor, never to be donated from now on."""
+    """Return the buffer of a tensor, never to be donated from now on."""
     with record.lock:
         storage, layout = resolve(cell_of(tensor))
         if layout is not storage.layout:
@@ -67,7 +67,7 @@ def share_buffer(tensor: torch.Tensor) -> Any:
 
 
 def _mark_shared(storage: Storage, buffer: Any) -> None:
-    """Keeps ``buffer`` from being donated by whatever storage holds it, now or as an input of the pending graph."""
+    """Keep ``buffer`` from being donated by whatever storage holds it, now or as an input of the pending graph."""
     if storage.buffer is buffer:
         storage.shared = True
     for i, (owner, held, _) in enumerate(trace.inputs):
@@ -78,7 +78,7 @@ def _mark_shared(storage: Storage, buffer: Any) -> None:
 
 
 def from_jax(array: jax.Array) -> torch.Tensor:
-    """A device tensor with the contents of a jax array, without a copy where it is on the device already.
+    """Return a device tensor with the contents of a jax array, without a copy where it is on the device already.
 
     Writing to the tensor does not change the array.
 
@@ -126,7 +126,7 @@ class DeviceType(IntEnum):
 
 
 def dlpack_device(tensor: torch.Tensor) -> tuple[IntEnum, int]:
-    """Where DLPack finds the contents of a device tensor: on the GPU if torch can use it too, else on the CPU."""
+    """Return where DLPack finds a device tensor's contents: on the GPU if torch can use it too, else on the CPU."""
     if client.platform() == "gpu" and torch.cuda.is_available():
         kind = DeviceType.ROCM if torch.version.hip else DeviceType.CUDA
         return kind, int(client.device().local_hardware_id or 0)
@@ -141,7 +141,7 @@ def dlpack(
     dl_device: tuple[IntEnum, int] | None = None,
     copy: bool | None = None,
 ) -> Any:
-    """A DLPack capsule of a device tensor.
+    """Return a DLPack capsule of a device tensor.
 
     Args:
         stream, max_version, dl_device, copy: as the array API standard has them.  What is exported is a copy, as the
@@ -174,6 +174,6 @@ def _name(device: tuple[int, int]) -> str:
 
 
 def register() -> None:
-    """Gives device tensors their DLPack methods; called once, by ``import lazytpu``."""
+    """Give device tensors their DLPack methods; called once, by ``import lazytpu``."""
     LazyTensor.__dlpack__ = dlpack  # type: ignore[method-assign,assignment]
     LazyTensor.__dlpack_device__ = dlpack_device  # type: ignore[method-assign,assignment]

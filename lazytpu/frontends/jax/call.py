@@ -48,7 +48,7 @@ _calls = LeastRecent(MAX_FUNCTIONS)
 
 
 def call_jax(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a jax function with device tensors; the call is recorded as one op.
+    """Call a jax function with device tensors; the call is recorded as one op.
 
     The function may be anything jax can trace: ``jnp``, ``jax.vmap``, ``jax.jit`` and Pallas kernels among it.  Torch
     differentiates it with ``jax.vjp``, to any order.  It is traced once for each set of argument types, and its
@@ -118,7 +118,7 @@ def _record(call: _Call, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
 
 
 def _new_call(function: Callable[..., Any], leaves: list[Any], tree: Any) -> _Call:
-    """Traces a function for arguments of these types."""
+    """Trace a function for arguments of these types."""
     places = [i for i, x in enumerate(leaves) if isinstance(x, (torch.Tensor, jax.Array, np.ndarray))]
     statics = [None if i in places else x for i, x in enumerate(leaves)]
     for i in places:
@@ -162,7 +162,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _setting(name: str) -> Any:
-    """A setting of jax's, as it is in this thread."""
+    """Return a setting of jax's, as it is in this thread."""
     return getattr(jax.config, name)
 
 
@@ -174,7 +174,7 @@ def _type_of(x: Any) -> Type:
 
 
 def _is_wide(x: Any) -> bool:
-    """Whether an array has a type that jax has only with ``jax_enable_x64``."""
+    """Return whether an array has a type that jax has only with ``jax_enable_x64``."""
     if isinstance(x, torch.Tensor):
         return x.dtype in _WIDE
     return not _is_key(x) and bool(x.dtype.itemsize == (16 if x.dtype.kind == "c" else 8))
@@ -185,7 +185,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _wrapper(x: Any) -> Callable[[Any], Any]:
-    """What makes of an operand what the function is given: keys of random numbers travel as their data."""
+    """Return what makes of an operand what the function is given: keys of random numbers travel as their data."""
     if not _is_key(x):
         return lambda data: data
     implementation = jax.random.key_impl(x)
@@ -283,7 +283,7 @@ def _zeros(t: Type, like: torch.Tensor) -> torch.Tensor:
 
 
 def apply(name: str, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Calls a traced function so that torch can differentiate it."""
+    """Call a traced function so that torch can differentiate it."""
     wanted = tuple([i for i, x in enumerate(tensors) if x.requires_grad]) if torch.is_grad_enabled() else ()
     if wanted or forward_ad._current_level >= 0:
         results: Any = _differentiable(name, wanted, len(traced(name).outputs), *tensors)
@@ -298,7 +298,7 @@ def _vmap(info: Any, axes: Any, operands: Sequence[torch.Tensor], function: str)
 
 
 def register() -> None:
-    """Teaches torch the op; called once, by ``import lazytpu``."""
+    """Teach torch the op; called once, by ``import lazytpu``."""
     library = jax_functions.library
     library.impl("call_jax", functional(call_jax_op), "PrivateUse1")
     library.impl("call_jax", _meta, "Meta")

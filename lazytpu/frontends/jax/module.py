@@ -49,7 +49,7 @@ class JaxFunction:
         train: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Calls the module's ``forward``.
+        """Call the module's ``forward``.
 
         Args:
             params: name to array, as in ``self.params``; other floating dtypes are taken as they are.
@@ -99,7 +99,7 @@ class JaxFunction:
             raise ValueError(f"{what} of {type(self._module).__name__}: missing {missing}, unknown {extra}")
 
     def _as_expected(self, name: str, value: Any) -> Any:
-        """An array as the module takes it: jax without 64-bit types makes int32 of the int64 that torch counts in."""
+        """Return an array as the module takes it: jax without 64-bit types makes int32 of torch's int64."""
         array = jnp.asarray(value)
         integer = jnp.issubdtype(array.dtype, jnp.integer) and not self._dtypes[name].is_floating_point
         return array.astype(to_numpy(self._dtypes[name])) if integer else array
@@ -154,7 +154,7 @@ class JaxFunction:
 
 
 def as_jax_function(module: torch.nn.Module) -> tuple[JaxFunction, Arrays]:
-    """A torch module as a pure function of jax arrays, for ``jax.jit``, ``jax.grad``, ``jax.vmap`` and optax.
+    """Return a torch module as a pure function of jax arrays, for ``jax.jit``, ``jax.grad``, ``jax.vmap`` and optax.
 
     The module is traced once for each set of argument types; its Python does not run again.  The ops go through the
     same rules as those of the lazy device, and ``jax.grad`` gives what torch's autograd does (second derivatives are
@@ -181,7 +181,7 @@ def _type_of(x: Any) -> TensorType:
 
 
 def key_of(rng: Any) -> Any:
-    """The u64[2] that rules draw from, of a key of ``jax.random`` or an int."""
+    """Return the u64[2] that rules draw from, of a key of ``jax.random`` or an int."""
     if isinstance(rng, int):
         return jnp.asarray([rng % (1 << 64), 0], jnp.uint64)
     typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
@@ -191,7 +191,7 @@ def key_of(rng: Any) -> Any:
 
 
 def _run(traced: TracedModule, arrays: list[Any], key: Any) -> tuple[list[Any], list[Any]]:
-    """Runs the forward graph; ``jax.grad`` finds torch's gradient for it."""
+    """Run the forward graph; ``jax.grad`` finds torch's gradient for it."""
     forward = jax_function_of(traced.forward)
     inexact = [i for i, t in enumerate(traced.types) if t.differentiable]
 

@@ -52,7 +52,7 @@ class Traced:
     pullback: Callable[..., Any] | None = None
 
     def __call__(self, *operands: Any) -> list[Any]:
-        """Computes the results of arrays, here and now or in the trace that is going on."""
+        """Compute the results of arrays, here and now or in the trace that is going on."""
         with jax.enable_x64(self.x64):
             results: list[Any] = core.jaxpr_as_fun(self.jaxpr)(*operands)
         return results
@@ -62,7 +62,7 @@ _functions: dict[str, Traced] = {}
 
 
 def traced(name: str) -> Traced:
-    """The function of this name.
+    """Return the function of this name.
 
     Raises:
         LazyTPUError: this process has not traced it.
@@ -74,7 +74,7 @@ def traced(name: str) -> Traced:
 
 
 def trace(label: str, function: Callable[..., Any], inputs: Sequence[Type], x64: bool) -> tuple[Traced, list[Any], Any]:
-    """Traces a function of arrays.
+    """Trace a function of arrays.
 
     Args:
         label: a name for people.
@@ -105,7 +105,7 @@ def trace(label: str, function: Callable[..., Any], inputs: Sequence[Type], x64:
 
 
 def has_torch_type(x: Any) -> bool:
-    """Whether torch has the dtype of an array or type."""
+    """Return whether torch has the dtype of an array or type."""
     return hasattr(x, "dtype") and not jnp.issubdtype(x.dtype, jax.dtypes.extended) and _is_known(x.dtype)
 
 
@@ -118,7 +118,7 @@ def _is_known(dtype: Any) -> bool:
 
 
 def _hash(closed: Any, x64: bool) -> str:
-    """A hash of a program; jax's text of it has everything but the contents of constants."""
+    """Return a hash of a program; jax's text of it has everything but the contents of constants."""
     digest = hashlib.sha256(f"{x64} {closed.jaxpr}".encode())
     for c in closed.consts:
         array = np.asarray(jax.random.key_data(c) if jnp.issubdtype(c.dtype, jax.dtypes.prng_key) else c)
@@ -131,7 +131,7 @@ def _hash(closed: Any, x64: bool) -> str:
 
 @lru_cache(maxsize=4096)
 def with_residuals(name: str, wanted: tuple[int, ...]) -> Traced:
-    """The function that also returns what its gradient with respect to the operands ``wanted`` needs.
+    """Return the function that also returns what its gradient with respect to the operands ``wanted`` needs.
 
     It is `name` itself where the residuals have types that torch does not.
     """
@@ -159,7 +159,7 @@ def with_residuals(name: str, wanted: tuple[int, ...]) -> Traced:
 
 @lru_cache(maxsize=4096)
 def pullback_of(name: str) -> str:
-    """The function ``(residuals, cotangents) -> gradients`` of one made by `with_residuals`."""
+    """Return the function ``(residuals, cotangents) -> gradients`` of one made by `with_residuals`."""
     function = traced(name)
     own = len(function.outputs) - function.residuals
     inexact = floating(function.outputs[:own])
@@ -175,7 +175,7 @@ def pullback_of(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def gradient_of(name: str, wanted: tuple[int, ...], own: int) -> str:
-    """The function ``(operands, cotangents) -> gradients``, which computes the function again.
+    """Return the function ``(operands, cotangents) -> gradients``, which computes the function again.
 
     Args:
         wanted: the operands whose gradients it gives.
@@ -196,7 +196,7 @@ def gradient_of(name: str, wanted: tuple[int, ...], own: int) -> str:
 
 @lru_cache(maxsize=4096)
 def tangent_of(name: str, moving: tuple[int, ...], own: int) -> str:
-    """The function ``(operands, tangents of those at moving) -> tangents of the results``."""
+    """Return the function ``(operands, tangents of those at moving) -> tangents of the results``."""
     function = traced(name)
     types = [*function.inputs, *[function.inputs[i] for i in moving]]
 
@@ -211,7 +211,7 @@ def tangent_of(name: str, moving: tuple[int, ...], own: int) -> str:
 
 @lru_cache(maxsize=4096)
 def batched(name: str, axes: tuple[int | None, ...], size: int) -> str:
-    """The function over a batch, which lies along ``axes`` of the operands, and along axis 0 of the results."""
+    """Return the function over a batch, which lies along ``axes`` of the operands, and along axis 0 of the results."""
     function = traced(name)
 
     def type_of(t: Type, axis: int | None) -> Type:
@@ -227,7 +227,7 @@ def _label(name: str) -> str:
 
 
 def _part(function: Traced, operands: Sequence[Any], wanted: Sequence[int], own: int | None = None) -> Any:
-    """The function of the operands ``wanted`` alone."""
+    """Return the function of the operands ``wanted`` alone."""
 
     def part(*given: Any) -> list[Any]:
         full = list(operands)
@@ -239,12 +239,12 @@ def _part(function: Traced, operands: Sequence[Any], wanted: Sequence[int], own:
 
 
 def floating(types: Sequence[Type]) -> list[int]:
-    """Positions of results that have a gradient."""
+    """Return positions of results that have a gradient."""
     return [i for i, t in enumerate(types) if jnp.issubdtype(t.dtype, jnp.inexact)]
 
 
 def _cotangents(types: Sequence[Type], inexact: Sequence[int], given: Sequence[Any]) -> list[Any]:
-    """One for each result; jax wants those of integers to be of a type that has no values."""
+    """Return a cotangent for each result; jax wants those of integers to be of a type that has no values."""
     full: list[Any] = [np.zeros(t.shape, jax.dtypes.float0) for t in types]
     for i, x in zip(inexact, given, strict=True):
         full[i] = _conj(x)

@@ -33,7 +33,7 @@ class Capture:
     """
 
     def __init__(self, leaves: Sequence[Any], result: Any, parameters: Sequence[torch.Tensor], draws: Any) -> None:
-        """Takes note of a call.
+        """Take note of a call.
 
         Args:
             leaves: the leaves of the arguments.
@@ -46,7 +46,7 @@ class Capture:
         self._problem = ""
 
     def __call__(self, live: list[Storage], key: Any) -> planning.Plan:
-        """The plan, for a graph in which the inputs that share a buffer are one."""
+        """Return the plan, for a graph in which the inputs that share a buffer are one."""
         path = trace.cursor
         checked = index_checks.checked_nodes(path) if key[2:] else ()
         graph = graph_of(path, key[0], key[1], checked)
@@ -84,7 +84,7 @@ class Capture:
     def _with_packed_gradients(
         self, graph: Graph, spread: tuple[int, ...], live: list[Storage], values: tuple[Value, ...]
     ) -> tuple[Graph, tuple[int, ...]]:
-        """The graph with its small new gradients as one result, if they are many; they are seldom looked at."""
+        """Return the graph with its small new gradients as one result, if they are many; they are seldom looked at."""
         grads = {id(_storage(grad_of(p))) for p in self._parameters}
         holders = Counter(s.value for s in live)
         places = Counter(spread)
@@ -101,7 +101,7 @@ class Capture:
         return graph, tuple([order.index(i) for i in spread])
 
     def _sort(self, call: Call, live: list[Storage], slots: dict[Value, int], arguments: dict[int, int]) -> None:
-        """Finds out who keeps each output."""
+        """Find out who keeps each output."""
         known = {id(s) for s in call.sources if not isinstance(s, int)}
         fresh: dict[int, int] = {}
         for storage in live:
@@ -173,7 +173,7 @@ def _storage(x: Any) -> Storage | None:
 
 
 def _one_buffer(inputs: Sequence[Value]) -> dict[Value, Value]:
-    """Scalars among the inputs to the first one that has the same buffer and type."""
+    """Return for scalars among the inputs the first one that has the same buffer and type."""
     first: dict[Any, Value] = {}
     same = {}
     for value in inputs:
@@ -185,7 +185,7 @@ def _one_buffer(inputs: Sequence[Value]) -> dict[Value, Value]:
 
 
 def _random_keys(path: Node) -> list[int]:
-    """Positions of the keys of all random ops among the ints, those whose results nobody wants too."""
+    """Return positions of the keys of all random ops among the ints, those whose results nobody wants too."""
     return [node.kwargs["rng"].index for node in path.path() if "rng" in node.kwargs]
 
 
@@ -194,7 +194,7 @@ def _place(node: Node) -> str:
 
 
 def difference(old: Call, new: Call) -> str:
-    """Why two recorded calls are not one program, with the op and the line; empty where they are."""
+    """Return why two recorded calls are not one program, with the op and the line; empty where they are."""
     return (
         _other_graph(old, new)
         or _other_tensors(old, new)
@@ -260,5 +260,5 @@ def _other_numbers(old: Call, new: Call) -> str:
 
 
 def draws_so_far() -> tuple[int, int]:
-    """Seed and counter of the default generator."""
+    """Return seed and counter of the default generator."""
     return default_generator.seed, default_generator.counter

@@ -106,7 +106,7 @@ class CompiledStep:
 
     @staticmethod
     def _replayed(program: Program, leaves: Any) -> Any:
-        """Runs a program without the garbage collector.
+        """Run a program without the garbage collector.
 
         A run makes as many arrays as it drops.  The collector counts those made first: it would look at all of them,
         and call them old, in each run of a program with some hundred results.
@@ -120,13 +120,13 @@ class CompiledStep:
                 gc.enable()
 
     def _plainly(self, args: Any, kwargs: Any) -> Any:
-        """A call as a step without `compile`, for debugging."""
+        """Call the function as a step without `compile`, for debugging."""
         result = _detached(self._function(*args, **kwargs), tree_leaves((args, kwargs)))
         step.mark_step()
         return result
 
     def _key(self, leaves: Any, spec: Any) -> Any:
-        """What parts calls into kinds: types of arguments and which of them alias, flags of modules, modes."""
+        """Return what tells kinds of calls apart: types of arguments, which of them alias, flags of modules, modes."""
         parts, storages = [], {}  # type: ignore[var-annotated]
         for x in leaves:
             if is_device_tensor(x):
@@ -138,7 +138,7 @@ class CompiledStep:
         return (*parts, spec, self._found.training(), without_grad, _modes())
 
     def _part(self, kind: _Kind) -> None:
-        """Ends the replays of a program that no longer fits."""
+        """End the replays of a program that no longer fits."""
         assert kind.guards is not None
         kind.program, kind.recorded, kind.replays = None, 0, 0
         changes = kind.guards.changes()
@@ -150,7 +150,7 @@ class CompiledStep:
         )
 
     def _follow_lr(self, changes: list[str]) -> None:
-        """Makes tensors of the learning rates that change between calls again and again."""
+        """Make tensors of the learning rates that change between calls again and again."""
         if not changes or not all(change.partition(" ")[0].endswith(".lr") for change in changes):
             self._lr_changes = 0
             return
@@ -205,7 +205,7 @@ class CompiledStep:
         return guards, capture.call or "the function computes nothing on the device", result
 
     def _verify(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> Any:
-        """Records the call and compares it with the program."""
+        """Record the call and compare it with the program."""
         assert kind.program is not None
         guards, call, result = self._recorded(kind, leaves, args, kwargs)
         problem = call if isinstance(call, str) else call.problem or difference(kind.program.call, call)
@@ -223,7 +223,7 @@ class CompiledStep:
 
 
 def compile(function: Callable[..., Any], *, verify_every: int = 0) -> CompiledStep:
-    """Makes a function of a whole training or inference step run as one executable.
+    """Make a function of a whole training or inference step run as one executable.
 
     Args:
         function: takes and returns any nesting of device tensors and constants, and may update parameters,
@@ -266,7 +266,7 @@ def _modes() -> Any:
 
 
 def _detached(result: Any, leaves: Sequence[Any]) -> Any:
-    """Return a result without the history of its tensors; arguments (``leaves``) and leaves of autograd's as they are."""
+    """Return a result whose tensors have no history; arguments (``leaves``) and leaves of autograd's as they are."""
     returned, spec = tree_flatten(result)
     known = {id(x): x for x in leaves}
     for x in returned:
@@ -284,7 +284,7 @@ def _frozen(x: Any) -> Any:
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Moves the step counters of an optimizer to the device, where torch has that form of it.
+    """Move the step counters of an optimizer to the device, where torch has that form of it.
 
     Counters with the same number become one buffer, so that what is computed from them is computed once.
     """
@@ -310,7 +310,7 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _make_lr_tensors(optimizer: torch.optim.Optimizer) -> None:
-    """Makes the learning rates of an optimizer tensors, which schedulers fill in place."""
+    """Make the learning rates of an optimizer tensors, which schedulers fill in place."""
     for group in optimizer.param_groups:
         parameter = next(iter(group["params"]), None)
         if parameter is None or not is_device_tensor(parameter):

@@ -70,7 +70,7 @@ class Guards:
         self._ids = list(map(id, self._values))
 
     def hold(self) -> bool:
-        """Whether nothing has changed."""
+        """Return whether nothing has changed."""
         try:
             if list(map(id, self._now())) == self._ids and self._present_flags() == self._flags:
                 return True
@@ -79,11 +79,11 @@ class Guards:
         return not self.changes()
 
     def training(self) -> tuple[bool, ...]:
-        """The ``training`` flag of every module."""
+        """Return the ``training`` flag of every module."""
         return tuple(map(_training, self.modules))
 
     def changes(self) -> list[str]:
-        """What differs from when this was made, in words; where that is nothing, the identities are learned anew."""
+        """Return what differs from when this was made, in words; learn the identities anew where that is nothing."""
         try:
             now, flags = self._now(), self._present_flags()
             parts = [list(part) for part in self._watched]
@@ -113,7 +113,7 @@ class Guards:
     # --- finding ---------------------------------------------------------------------------------------------
 
     def _visit(self, x: Any, name: str, depth: int) -> None:
-        """Watches what ``x``, which the user calls ``name``, holds."""
+        """Watch what ``x``, which the user calls ``name``, holds."""
         if x is None or isinstance(x, (*_SIMPLE, torch.Tensor, type)) or id(x) in self._seen or depth > _MAX_DEPTH:
             return
         self._seen[id(x)] = x
@@ -234,7 +234,7 @@ def _is_bound(cell: Any) -> bool:
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """Names of globals and attributes in a function and the functions inside it."""
+    """Return the names of globals and attributes in a function and the functions inside it."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -243,7 +243,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 
 def _of_library(x: Any, *, ours: bool = False) -> bool:
-    """Whether a class or function is one of torch or another library, which change nothing of what they compute."""
+    """Return whether a class or function is one of a library, which changes nothing of what it computes."""
     module = getattr(x, "__module__", None) or ""
     if module == "torch.optim.lr_scheduler":
         return not ours

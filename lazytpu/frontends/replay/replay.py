@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from operator import is_not, itemgetter
 from sys import getrefcount
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -42,7 +42,7 @@ class Parked(Storage):
 
 
 def _asks_first(name: str) -> property:
-    """An attribute of `Parked` that brings the contents back before it is read or set."""
+    """Return an attribute of `Parked` that brings the contents back before it is read or set."""
 
     def read(storage: Parked) -> Any:
         storage.pool.unpark()
@@ -85,13 +85,13 @@ class Returned(NamedTuple):
             (``grad view``), or in a new one (``output``).
         what: the constant or the tensor that is kept; else the position of the argument, of the leaf, of the gradient,
             or of the output.
-        layout: how the tensor lies in its storage.
+        layout: how a new tensor lies in its storage.
         requires_grad: it is a new leaf of autograd's that requires a gradient.
     """
 
     kind: str
     what: Any
-    layout: Layout | None = None
+    layout: Layout = cast(Layout, None)
     requires_grad: bool = False
 
 
@@ -190,16 +190,16 @@ class Program:
         self._results_shared = {s for s in graph_results if s in self._shared or s in owners}
 
     def holds(self, storage: Storage) -> bool:
-        """Whether a storage is one that the program reads or writes besides its arguments."""
+        """Return whether a storage is one that the program reads or writes besides its arguments."""
         return storage in self.slots or storage in self.volatile
 
     def parts(self) -> bool:
-        """Whether storages that shared a buffer would no longer do so after a run."""
+        """Return whether storages that shared a buffer would no longer do so after a run."""
         groups = [[s, *e] for s, e in zip(self.call.sources, self.call.equals, strict=True) if isinstance(s, Storage)]
         return any(len({self.slots.get(s) for s in group}) > 1 for group in groups)
 
     def run(self, leaves: Sequence[torch.Tensor]) -> Any:
-        """Runs on the present contents of everything.
+        """Run on the present contents of everything.
 
         Args:
             leaves: the leaves of the arguments.
@@ -248,7 +248,7 @@ class Program:
         return call.structure(self._results(outputs, leaves))
 
     def unpark(self) -> None:
-        """Gives every storage its contents."""
+        """Give every storage its contents."""
         with record.lock, uninterrupted():
             if not self.parked:
                 return
@@ -270,7 +270,7 @@ class Program:
         self.parked = True
 
     def _gather(self) -> list[Any] | None:
-        """The contents of the storages by slot; None where one buffer for several has become several."""
+        """Return the contents of the storages by slot; None where one buffer for several has become several."""
         held: list[Any] = [None] * self.kept_slots
         for storage, slot in self._read:
             buffer = _buffer(storage)
@@ -284,7 +284,7 @@ class Program:
         return held
 
     def _keep_shared_arguments(self, every: list[Any], storages: Sequence[Storage]) -> None:
-        """Copies the buffers of arguments that are to be donated and that someone else holds."""
+        """Copy the buffers of arguments that are to be donated and that someone else holds."""
         first = len(every) - len(storages)
         for slot, storage in enumerate(storages, first):
             if storage.shared and slot in self._donated:
@@ -292,21 +292,21 @@ class Program:
                 metrics.count("copied_before_donation")
 
     def _present_grads(self) -> tuple[list[Any], bool]:
-        """The gradients that are there, and whether all have been taken away (``zero_grad``)."""
+        """Return the gradients that are there, and whether all have been taken away (``zero_grad``)."""
         grads = list(map(grad_of, self._parameters))
         if grads and not any(map(is_not, grads, repeat(None))):
             return self._grads[:], True
         return grads, False
 
     def _own(self, grads: list[Any]) -> bool:
-        """Whether these are the program's own gradients and nobody else holds them, so that they can be written."""
+        """Return whether these are the program's own gradients that nobody else holds, so that they can be written."""
         return list(map(id, grads)) == self._grad_ids and self._references(grads) == self._grad_references
 
     def _references(self, grads: list[Any]) -> int:
         return sum(map(getrefcount, grads)) + sum(map(getrefcount, self._grad_storages))
 
     def _renew_grads(self) -> None:
-        """Puts new tensors in the place of gradients, as autograd does; others may hold the old ones."""
+        """Put new tensors in the place of gradients, as autograd does; others may hold the old ones."""
         self._make_grads()
         grads = list(map(grad_of, self._parameters))
         self._grad_ids = list(map(id, grads))
@@ -372,7 +372,7 @@ def _buffer(storage: Storage) -> Any:
 
 
 def _getter(positions: list[int]) -> Callable[[Sequence[Any]], list[Any]]:
-    """A function of a sequence that gives the list of its elements at the positions."""
+    """Return a function of a sequence that gives the list of its elements at the positions."""
     if len(positions) < 2:
         return lambda every: [every[i] for i in positions]
     get = itemgetter(*positions)

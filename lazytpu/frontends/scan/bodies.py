@@ -42,7 +42,7 @@ class Bodies:
 
 
 def numbers_of(last: Node, floats: Any, ints: Any, complexes: Any) -> tuple[list[Any], dict[Any, int]]:
-    """The numbers from Python on a path, and the place of each among them by kind and index."""
+    """Return the numbers from Python on a path, and the place of each among them by kind and index."""
     packs = {"f": floats, "i": ints, "c": complexes}
     numbers: list[Any] = []
     positions: dict[Any, int] = {}
@@ -66,7 +66,7 @@ def partition(
     constants: int,
     checkpoint: bool,
 ) -> Bodies:
-    """Parts a path into the two bodies.
+    """Split a path into the two bodies.
 
     Args:
         end: the last node of the forward pass, ``last`` that of the backward pass.
@@ -108,7 +108,7 @@ def partition(
 
 
 def _used(nodes: Sequence[Node], results: Sequence[Any], among: set[Any]) -> list[Value]:
-    """The values ``among`` those given that nodes need for their results, in order of use."""
+    """Return the values ``among`` those given that nodes need for their results, in order of use."""
     needed, found = {v for v in results if v is not None}, {v: None for v in results if v in among}
     for node in reversed(nodes):
         if needed.isdisjoint(node.values):
@@ -131,7 +131,7 @@ class _Builder:
         self._zeros: dict[Value, Node] = {}
 
     def zeros(self, layout: Layout) -> Value:
-        """A value of zeros, to be used as a result."""
+        """Return a value of zeros, to be used as a result."""
         node = Node(None)
         node.op, node.args, node.kwargs = _FULL, (list(layout.size), 0.0), {"dtype": layout.dtype}
         node.set_results((layout,), 0)
@@ -139,7 +139,7 @@ class _Builder:
         return node.value
 
     def body(self, nodes: Sequence[Node], arguments: Sequence[Value], results: Sequence[Any]) -> Subgraph:
-        """The body that computes ``results`` of ``arguments`` and the numbers behind them."""
+        """Return the body that computes ``results`` of ``arguments`` and the numbers behind them."""
         nodes = [*[self._zeros[v] for v in results if v in self._zeros], *nodes]
         known: dict[Any, Value] = {v: Value(None, i, v.layout) for i, v in reversed(list(enumerate(arguments)))}
         needed = {v for v in results if v not in known}

@@ -14,12 +14,12 @@ _PARTS = {"_parameters", "_buffers", "_modules"}
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, each once."""
+    """Return parameters and buffers by name, each once."""
     return dict(chain(module.named_parameters(), module.named_buffers()))
 
 
 def differences(layers: Sequence[nn.Module]) -> str:
-    """The first difference between the first of the layers and another, in words; empty where there is none."""
+    """Return the first difference between the first of the layers and another, in words; empty where there is none."""
     if len(layers) < 2:
         return ""
     first = dict(_features(layers[0]))
@@ -35,7 +35,7 @@ def differences(layers: Sequence[nn.Module]) -> str:
 
 
 def _features(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What decides the computation of a module, by name."""
+    """Yield what decides the computation of a module, by name."""
     for name, module in layer.named_modules():
         yield f"the class of {name or 'the layer'}", type(module)
         for key, value in vars(module).items():

@@ -37,7 +37,7 @@ _KEY = root_layout((2,), (1,), torch.int64)
 
 
 def scan_layers(layers: Sequence[nn.Module], x: torch.Tensor, *args: Any, checkpoint: bool = False) -> torch.Tensor:
-    """Applies layers of equal structure one after the other, compiled as one loop.
+    """Apply layers of equal structure one after the other, compiled as one loop.
 
     ``for layer in layers: x = layer(x, *args)``, with gradients, but the time to compile does not grow with the
     number of layers.  Dropout draws other numbers in each.
@@ -136,7 +136,7 @@ class _Turn:
         self.bodies = bodies
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the same type whose value is an argument of the body."""
+        """Return a tensor of the same type whose value is an argument of the body."""
         size = tuple(tensor.shape)
         layout = root_layout(size, contiguous_stride(size), tensor.dtype)
         position = len(self._made)
@@ -177,7 +177,7 @@ def _check_result(result: Any, x: torch.Tensor) -> Layout:
 
 
 def _check_leaves(result: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
-    """Refuses tensors from outside that need a gradient, which would be lost."""
+    """Refuse tensors from outside that need a gradient, which would be lost."""
     known, seen = {id(t) for t in given}, set()
     waiting = [result.grad_fn]
     while waiting:
@@ -197,7 +197,7 @@ def _check_leaves(result: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
 
 @contextmanager
 def _apart() -> Iterator[list[Any]]:
-    """Records on a path of its own; the path around goes on afterwards as if nothing had been.
+    """Record on a path of its own; the outer path goes on afterwards as if nothing had been.
 
     Yields a list that holds weak references to the storages of the path, once it is over.
     """
@@ -229,7 +229,7 @@ def _apart() -> Iterator[list[Any]]:
 
 
 def _check_alive(left: Sequence[Any]) -> None:
-    """Refuses layers that keep a tensor which belongs to no path."""
+    """Refuse layers that keep a tensor which belongs to no path."""
     for attempt in range(_ATTEMPTS):
         kept = [s for s in [reference() for reference in left] if s is not None]
         if not kept:
@@ -265,7 +265,7 @@ _BACKWARD = _op(
 
 
 def _record(op: Op, bound: Sequence[Any], layouts: tuple[Layout, ...]) -> list[Any]:
-    """Records a node and gives all its results as new tensors."""
+    """Record a node and give all its results as new tensors."""
     with lock:
         transaction = Transaction()
         while transaction.open():
@@ -274,7 +274,7 @@ def _record(op: Op, bound: Sequence[Any], layouts: tuple[Layout, ...]) -> list[A
 
 
 def _tensor_of(value: Value) -> torch.Tensor:
-    """A tensor that holds a value of the path."""
+    """Return a tensor that holds a value of the path."""
     storage = new_storage(layout_of(value.layout).root)
     with lock:
         transaction = Transaction()
