@@ -10,38 +10,38 @@ from lazytpu.observers import notify
 
 
 def _setting(default: Any, doc: str, choices: tuple[Any, ...] = (), several: bool = False) -> Any:
-    """A field; with ``several``, its value is any of the choices, with commas between them."""
+    """Return a field; with ``several``, its value is any of the choices, with commas between them."""
     return field(default=default, metadata={"doc": doc, "choices": choices, "several": several})
 
 
 @dataclass(slots=True)
 class Config:
-    """All settings.  Assign to a field to change it; a value of the wrong kind raises.
+    """All settings.  Assign to a field to change it; a value of the wrong type raises.
 
     The environment is read once, at import.
     """
 
     device_name: str = _setting("tpu", "what torch calls the device; only read at import")
     fallback: str = _setting(
-        "cpu", "what an op without lowering does: run on the CPU with a warning, or raise", ("cpu", "error")
+        "cpu", "what an op without a lowering does: run on the CPU with a warning, or raise", ("cpu", "error")
     )
     matmul_precision: str = _setting("highest", "precision of matrix products of f32", ("highest", "high", "default"))
     lowerings: str = _setting(
         "auto",
-        "which of several lowerings to take; auto chooses by platform and shape",
+        "which of several lowerings to use; auto chooses by platform and shape",
         ("auto", "own_convolution", "xla_convolution", "blocked_attention", "whole_attention"),
         several=True,
     )
-    max_graph_ops: int = _setting(50_000, "a graph that grows past this many ops is cut by itself")
-    max_tree_nodes: int = _setting(500_000, "the trace tree is forgotten when it grows past this many nodes")
-    max_executables: int = _setting(1_000, "compiled graphs kept in memory, the least recently used go first")
-    max_compiles: int = _setting(0, "how many graphs may be compiled; the next tells its cause; 0 is no limit")
-    max_compiles_action: str = _setting("error", "what happens past max_compiles", ("error", "warn"))
-    donate: bool = _setting(True, "let the outputs of a step take over the memory of the inputs it overwrites")
+    max_graph_ops: int = _setting(50_000, "ops of a graph; past them it is cut without a mark_step")
+    max_tree_nodes: int = _setting(500_000, "nodes of the trace tree; past them it is forgotten")
+    max_executables: int = _setting(1_000, "compiled graphs kept in memory; the least recently used go first")
+    max_compiles: int = _setting(0, "limit of compiled graphs; exceeding it raises with the cause; 0 means unlimited")
+    max_compiles_action: str = _setting("error", "what exceeding max_compiles does", ("error", "warn"))
+    donate: bool = _setting(True, "let the outputs of a step reuse the memory of the inputs that it overwrites")
     check_bounds: bool = _setting(
         False, "raise at the next read when an index was out of range; off, reads are clamped and writes dropped"
     )
-    eager: bool = _setting(False, "for debugging: run each op at once, so that errors are raised at its line; slow")
+    eager: bool = _setting(False, "for debugging: run each op at once, so that errors are raised at their line; slow")
     dump: str = _setting("", "folder for the IR, StableHLO and HLO of every compiled graph")
     log: str = _setting(
         "warning",
@@ -49,14 +49,14 @@ class Config:
         ("debug", "info", "warning", "error", "compile", "promote", "fallback", "cut", "step", "placement"),
         several=True,
     )
-    disk_cache: bool = _setting(True, "keep compiled graphs on disk, so that the next process loads them")
+    disk_cache: bool = _setting(True, "keep compiled graphs on disk, for the next process")
     disk_cache_dir: str = _setting("", "folder of the disk cache; by default lazytpu in the user's cache folder")
-    disk_cache_bytes: int = _setting(2 << 30, "size of the disk cache, the least recently used programs go first")
+    disk_cache_bytes: int = _setting(2 << 30, "size of the disk cache; the least recently used programs go first")
     reuse_pages: bool = _setting(
         False, "on CPUs, keep memory of large temporaries for the next step (glibc's malloc); only read at import"
     )
-    metrics: bool = _setting(False, "measure how long recording takes and the device works in each step, too")
-    metrics_file: str = _setting("", "file that gets a line of JSON for each step; switches metrics on")
+    metrics: bool = _setting(False, "also measure how long recording takes and the device works in each step")
+    metrics_file: str = _setting("", "file to which each step adds a line of JSON; turns metrics on")
 
     def __setattr__(self, name: str, value: Any) -> None:
         spec = _FIELDS.get(name)

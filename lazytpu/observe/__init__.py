@@ -1,1 +1,1 @@
-"""Reporting: what happened, counted and traced to lines, for `explain`, metrics and logs."""
+"""Count, time and log what happens: metrics, step statistics, logs, regions of profilers."""

@@ -1,4 +1,4 @@
-"""What a step cost, and tables of it and other metrics."""
+"""Describe what a step cost, and print tables of it and other metrics."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Step(NamedTuple):
         number: counts from 1.
         ended: when the step ended, in seconds since 1970.
         total_s: from the end of the step before to the end of this one.
-        python_s: Python and torch, and recording where it is not measured apart.
-        recording_s: lazytpu's kernels, estimated (pace.py), and inferring the types of new ops; None unless
-            ``lazytpu.config.metrics`` is on.
+        python_s: Python and torch, and recording where it is not measured separately.
+        recording_s: lazytpu's kernels, estimated (tracing/record_time.py), and inferring the types of new ops; None
+            unless ``lazytpu.config.metrics`` is on.
         cutting_s: finding what is live and storing results.
         lowering_s, compiling_s: our rules and jax's tracing; XLA.
         loading_s: reading and writing the cache of compiled graphs on disk.

@@ -1,7 +1,7 @@
-"""Names for what lazytpu does, for profilers: cutting, lowering, compiling, starting, waiting.
+"""Name what lazytpu does, for profilers: cutting, lowering, compiling, starting, waiting.
 
-A region is shown by whoever listens: torch's profiler, which is asked here whether it runs, and the observers
-(`lazytpu.profiler`).  With nobody there a region is a call more, once or a few times in a step and never in an op.
+Torch's profiler, where it runs, and the observers (`lazytpu.profiler`) show a region.  Without them a region costs one
+call, once or a few times in a step and never in an op.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _torch_is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 def region(name: str, detail: str = "") -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """A decorator that makes the calls of a function a region.
+    """Make the calls of a function a region, as a decorator.
 
     Args:
         name: of the region, shown as ``lazytpu.<name>``.
@@ -45,7 +45,7 @@ def region(name: str, detail: str = "") -> Callable[[Callable[_P, _T]], Callable
 
 
 def entered(name: str) -> ExitStack:
-    """A region that is begun, for those who listen now."""
+    """Return a region that is begun, for those who listen now."""
     with ExitStack() as stack:
         for call in list(_observers):
             stack.enter_context(call(name))
@@ -54,5 +54,5 @@ def entered(name: str) -> ExitStack:
 
 
 def for_torch(name: str) -> AbstractContextManager[object]:
-    """A region in torch's profiler, if it runs."""
+    """Return a region in torch's profiler, if it runs."""
     return torch.profiler.record_function(name) if _torch_is_profiling() else nullcontext()

@@ -1,6 +1,6 @@
-"""What each step cost: the difference of all counters and timers from the end of one step to that of the next.
+"""Measure what each step cost: the difference of all counters and timers from the end of one step to that of the next.
 
-Nothing is added to recording: what Python, torch and the kernels take is the time that no timer claims, and the
+Recording carries no clock: what Python, torch and the kernels take is the time that no timer claims, and the
 kernels' part of it is estimated (tracing/record_time.py).
 """
 
@@ -40,13 +40,13 @@ class _Baseline:
         self.begin()
 
     def begin(self) -> None:
-        """Notes where everything stands now."""
+        """Begin a step: keep where everything stands."""
         self.started = time.perf_counter()
         self.times = [series.total for series in _TIMERS]
         self.counts = [metrics.counter("op"), *metrics.plain_counters(_COUNTERS)]
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Begin anew."""
         self.steps = 0
         self.begin()
 
@@ -55,12 +55,12 @@ _baseline = _Baseline()
 
 
 def measuring() -> bool:
-    """Whether what costs a little is measured, too: how long recording takes, and how long the device works."""
+    """Return whether what costs a little is measured, too: how long recording takes, and how long the device works."""
     return config.metrics or config.metrics_file != "" or config.dump != ""
 
 
 def in_background() -> bool:
-    """Whether this is another thread than the one that makes the steps."""
+    """Return whether this is another thread than the one that makes the steps."""
     return threading.get_ident() != _baseline.thread
 
 
@@ -108,7 +108,7 @@ def end_step() -> None:
 
 
 def one_line(step: Step) -> str:
-    """``step 3: 4.1 ms, 153 ops, 1 graph, 0 compiled, waited 0.2 ms``."""
+    """Return ``step 3: 4.1 ms, 153 ops, 1 graph, 0 compiled, waited 0.2 ms``."""
     return (
         f"step {step.number}: {1e3 * step.total_s:.1f} ms, {step.ops} ops, {step.executions} run, "
         f"{step.compiles} compiled, waited {1e3 * step.waiting_s:.1f} ms"
@@ -128,8 +128,8 @@ _WRITE_EVERY_S = 5e-2
 class _File:
     """A file of one JSON object a line.
 
-    A line goes to the system as soon as the step is over, unless the line before it has done so just now: then it waits
-    for the next step, for another file or the end of the process.  A process that is killed loses no more than that.
+    A line is written when its step ends, unless the line before it was written just now: then it waits for the next
+    step, another file or the end of the process.  A process that is killed loses no more than that.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class _File:
         self._text = ""
 
     def write(self, path: str, step: Step, now: float) -> None:
-        """Adds a step to the file at ``path``.
+        """Add a step to the file at ``path``.
 
         Args:
             now: of `time.perf_counter`.
@@ -172,7 +172,7 @@ class _File:
         return _SECONDS % step[:_WHOLE] + self._text
 
     def flush(self) -> None:
-        """Gives the system what waits.
+        """Write what waits.
 
         Raises:
             OSError: the file cannot be written.
@@ -182,7 +182,7 @@ class _File:
             os.write(self._descriptor, "".join([self._line(step) for step in waiting]).encode())
 
     def close(self) -> None:
-        """Writes what waits and closes the file; the next step opens it again."""
+        """Write what waits and close the file; the next step opens it again."""
         if self._path:
             self._path = ""
             try:
@@ -191,7 +191,7 @@ class _File:
                 os.close(self._descriptor)
 
     def forked(self) -> None:
-        """Leaves what waits to the parent, in a child process."""
+        """Leave what waits to the parent, in a child process."""
         self._waiting = []
 
 

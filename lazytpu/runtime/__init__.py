@@ -1,1 +1,1 @@
-"""Executing: compiled graphs, buffers, and what runs when a graph is cut."""
+"""Run graphs: compile them, keep their executables in memory and on disk, start them, move data."""

@@ -38,7 +38,7 @@ _NONE = ("",)
 
 @regions.region("lower")
 def lower(graph: Graph) -> Any:
-    """Traces a graph through the rules to StableHLO (a ``jax.stages.Lowered``)."""
+    """Trace a graph through the rules to StableHLO (a ``jax.stages.Lowered``)."""
     function = function_of(graph)
     order = [i for part in split_donated(graph, range(len(graph.inputs))) for i in part]
 
@@ -61,7 +61,7 @@ def lower(graph: Graph) -> Any:
 
 
 def argument_types(graph: Graph) -> tuple[list[Any], list[Any], list[Any]]:
-    """Types of the inputs that are donated, of the others, and of the arrays of numbers (None where there are none)."""
+    """Return the types of the donated inputs, of the others, and of the scalar arrays (None where there are none)."""
     kinds = zip(graph.counts, (np.float64, np.int64, np.complex128), strict=True)
     donated, retained = split_donated(graph, [type_of(v.layout) for v in graph.inputs])
     return donated, retained, [jax.ShapeDtypeStruct((n,), dtype) if n else None for n, dtype in kinds]
@@ -87,7 +87,7 @@ def _fusions(choices: tuple[str, ...]) -> dict[str, Any]:
 
 
 def settings() -> dict[str, Any]:
-    """The settings that are part of a program, by name."""
+    """Return the settings that are part of a program, by name."""
     return {"matmul_precision": config.matmul_precision, "lowerings": config.lowerings}
 
 

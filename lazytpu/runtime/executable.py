@@ -18,13 +18,13 @@ class Executable:
         graph: what was compiled.
         compiled: jax's executable; called with (inputs, floats, ints, complexes).
         lower_s, compile_s: seconds spent in our rules and jax's tracing, and in XLA.
-        smallest: position of the smallest result, for `lazytpu.wait` to hold on to.
+        smallest: index of the smallest result, for `lazytpu.wait` to hold on to.
         donated_bytes: size of the inputs whose memory the results take over.
         settings: the settings it was compiled with, see `compiler.settings`.
         load_s: seconds it took to load it from disk, where it was not compiled in this process.
         usage: how it was used.
-        difference: what is another than when the graph was kept on disk, where that is why it was compiled.
-        call: starts it, as ``compiled`` does.
+        difference: setting or version that changed since the graph was kept on disk, where that is why it was compiled.
+        call: starts it, like ``compiled``.
         flat: starts it with all arrays one by one, which is less to unpack; None before `launch.flat_call` made it.
     """
 
@@ -45,12 +45,12 @@ class Executable:
         self.call = self.compiled
 
     def shorten_call(self) -> None:
-        """Makes ``call`` what ``compiled`` itself calls once it has run: one Python frame less in each run."""
+        """Make ``call`` what ``compiled`` itself calls once it has run: one Python frame less in each run."""
         self.call = getattr(self.compiled, "_call", None) or self.compiled
 
 
 def smallest_result(graph: Graph) -> int:
-    """The position of the smallest result."""
+    """Return the index of the smallest result."""
     if graph.checked:
         return len(graph.outputs)  # the report
     sizes = [v.layout.nbytes for v in graph.outputs[: len(graph.outputs) - graph.concatenated]] or [0]
@@ -58,12 +58,12 @@ def smallest_result(graph: Graph) -> int:
 
 
 def donated_bytes(graph: Graph) -> int:
-    """Size of the inputs whose memory the results take over."""
+    """Return the size of the inputs whose memory the results take over."""
     return sum(graph.inputs[i].layout.nbytes for i in graph.donated)
 
 
 def failure(kind: type[LazyTPUError], verb: str, graph: Graph, error: Exception) -> LazyTPUError:
-    """The error for a graph XLA refused, with the op whose result is largest: XLA does not say which one failed."""
+    """Return the error for a graph that XLA refused, with the op of the largest result: XLA does not name it."""
     sizes = {node: sum(v.layout.nbytes for v in node.values if v) for node in graph.nodes}
     node = max(sizes, key=lambda n: sizes[n])
     memory = "RESOURCE_EXHAUSTED" in str(error)

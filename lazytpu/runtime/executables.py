@@ -1,4 +1,4 @@
-"""The executables in memory: find the one of a graph, load or compile it, keep it."""
+"""Keep executables in memory: find the one of a graph, load or compile it, keep it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _keep(made: Executable) -> None:
 
 
 def used(executable: Executable) -> None:
-    """Notes that an executable was found without `executable_for`, so that it is not forgotten as unused."""
+    """Mark an executable that was found without `executable_for` as used, so that it is not forgotten."""
     if executables.newest is not executable:
         executables.find(_name(executable.graph))
 
@@ -72,11 +72,11 @@ def _name(graph: Graph) -> Hashable:
 
 
 def fits(executable: Executable, floats: Sequence[float], ints: Sequence[int]) -> bool:
-    """Whether an executable is for steps with these numbers; some need the numbers of a list to be equal."""
+    """Return whether an executable is for steps with these scalars; some need the scalars of a list to be equal."""
     uniform = executable.graph.uniform
     return not uniform or are_uniform(floats, ints, uniform)
 
 
 def forget_executables() -> None:
-    """Drops every compiled graph (for tests)."""
+    """Drop every compiled graph (for tests)."""
     executables.clear()

@@ -1,4 +1,4 @@
-"""Reports of ``lazytpu.config.check_bounds``: positions out of range, divisors that are 0.  Kept until a read."""
+"""Keep the reports of ``lazytpu.config.check_bounds`` until a read: indices out of range, divisors that are 0."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _lock = threading.Lock()
 
 
 def checked_nodes(last: Node) -> list[Node]:
-    """The nodes on the path to ``last`` whose positions are checked; they run even if nobody wants their results."""
+    """Return the nodes up to ``last`` whose indices are checked; they run even if nobody holds their results."""
     return [node for node in last.path() if is_checked(node.op.recorded)]
 
 
 def note(buffer: Any, path: Node, outputs: tuple[Value, ...]) -> None:
-    """Keeps the report of a run, and forgets those of earlier ones that are done and found nothing."""
+    """Keep the report of a run, and forget earlier ones that are done and found nothing."""
     with _lock:
         _reports[:] = [r for r in _reports if not r.buffer.is_ready() or _bad_row(r) is not None]
         _reports.append(_Report(buffer, path, outputs))
 
 
 def raise_if_any() -> None:
-    """Waits for the reports and raises what the first bad one says; then they are forgotten.
+    """Wait for the reports, forget them, and raise what the first bad one says.
 
     Raises:
-        OutOfBoundsError: a position was out of range in a graph that ran since the last call.
+        OutOfBoundsError: an index was out of range in a graph that ran since the last call.
         DivisionByZeroError: a divisor of whole numbers was 0 in one.
     """
     if not _reports:

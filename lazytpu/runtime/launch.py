@@ -115,7 +115,7 @@ def start_ready(
 
 
 def flat_call(executable: Executable, arrays: int) -> Any:
-    """``executable.flat``, for one that donates nothing and takes that many arrays, scalar arrays included.
+    """Return ``executable.flat``, for one that donates nothing and takes that many arrays, scalar arrays included.
 
     None where this version of jax lacks what it needs.
     """
@@ -129,7 +129,7 @@ def flat_call(executable: Executable, arrays: int) -> Any:
 
 
 def explained(executable: Executable, error: Exception) -> Exception:
-    """What to raise where ``executable.call`` raised."""
+    """Return what to raise where ``executable.call`` raised."""
     if isinstance(error, jax.errors.JaxRuntimeError):
         return failure(ExecutionError, "could not run", executable.graph, error)
     return error
@@ -142,6 +142,6 @@ def resident(scalars: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def split_donated(graph: Graph, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Inputs that are donated, and the others, as the compiled function takes them."""
+    """Return the inputs that are donated, and the others, as the compiled function takes them."""
     donated = set(graph.donated)
     return [inputs[i] for i in graph.donated], [x for i, x in enumerate(inputs) if i not in donated]

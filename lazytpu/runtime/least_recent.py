@@ -15,7 +15,7 @@ class LeastRecent(OrderedDict[Any, Any]):
         self.newest: Any = None
 
     def find(self, key: Any) -> Any:
-        """The entry, now the most recent, or None."""
+        """Return the entry, now the most recent, or None."""
         if key in self:
             self.move_to_end(key)
             self.newest = self[key]
@@ -23,12 +23,12 @@ class LeastRecent(OrderedDict[Any, Any]):
         return None
 
     def keep(self, key: Any, value: Any) -> None:
-        """Adds an entry."""
+        """Add an entry."""
         self[key] = self.newest = value
         if len(self) > self.limit:
             self.popitem(last=False)
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         super().clear()
         self.newest = None

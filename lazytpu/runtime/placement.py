@@ -1,7 +1,7 @@
-"""The placement log (``LAZYTPU_LOG=placement``): on which device each op runs.
+"""Log on which device each op runs (``LAZYTPU_LOG=placement``).
 
-An op is told of once for each place in the trace tree, when its step is cut; an op that is recorded again, or replayed,
-costs nothing.  Ops of a captured graph (`lazytpu.jit`, ``torch.compile``) are told of when it is compiled.
+An op is logged once for each node of the trace tree, when its step is cut; an op that is recorded again, or replayed,
+costs nothing.  Ops of a captured graph (`lazytpu.jit`, ``torch.compile``) are logged when it is compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _on_host: set[tuple[str, Site]] = set()
 
 
 def note_new_ops(trace: Trace) -> None:
-    """Logs the ops that this step has added to the trace tree; called at the cut."""
+    """Log the ops that this step has added to the trace tree; called at the cut."""
     if trace.parted is None or not logs.is_on("placement"):
         return
     nodes: list[Node] = []
@@ -33,7 +33,7 @@ def note_new_ops(trace: Trace) -> None:
 
 
 def note_ops(nodes: Iterable[Node], around: Site | None = None) -> None:
-    """Logs ops that run on the device, with those in the bodies of loops and conditions.
+    """Log ops that run on the device, with those in the bodies of loops and conditions.
 
     Args:
         around: the site of ops that have none of their own.
@@ -51,7 +51,7 @@ def note_ops(nodes: Iterable[Node], around: Site | None = None) -> None:
 
 
 def note_on_host(overload: OpOverload) -> None:
-    """Logs an op that runs on the CPU: a fallback, or one whose result's shape depends on data."""
+    """Log an op that runs on the CPU: a fallback, or one whose result's shape depends on data."""
     if not logs.is_on("placement"):
         return
     key = display_name(overload), site.line_of_read()

@@ -1,4 +1,4 @@
-"""Which of jax's platforms runs the graphs, where the environment of another package says so."""
+"""Choose which of jax's platforms runs the graphs, where the environment of another package says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _JAX_NAMES = {"CPU": "cpu", "GPU": "cuda", "CUDA": "cuda", "TPU": "tpu"}
 
 
 def choose(name: str) -> str:
-    """Has jax run on a platform, unless ``JAX_PLATFORMS`` says where.  Starts jax.
+    """Start jax on a platform, unless ``JAX_PLATFORMS`` names another.
 
     Args:
         name: ``CPU``, ``GPU``, ``CUDA`` or ``TPU``, as in ``PJRT_DEVICE``.

@@ -1,4 +1,4 @@
-"""Copies between the host and the device, and waiting for buffers.
+"""Copy between the host and the device, and wait for buffers.
 
 A buffer is a ``jax.Array``.  Nothing here changes jax's global configuration: 64-bit types are switched on around our
 own calls and conversions only.
@@ -25,10 +25,10 @@ from lazytpu.runtime.host.interrupts import uninterrupted
 
 @regions.region("transfer_in")
 def to_device(tensor: torch.Tensor) -> Any:
-    """A buffer with the contents of a CPU tensor.
+    """Return a buffer with the contents of a CPU tensor.
 
-    The contents are copied first: ``jax.device_put`` may alias a numpy buffer on the CPU, and the user is
-    free to overwrite the tensor afterwards.
+    It copies the contents first: ``jax.device_put`` may alias a numpy buffer on the CPU, and the user may overwrite the
+    tensor afterwards.
     """
     start = time.perf_counter()
     host = host_array(tensor)
@@ -45,7 +45,7 @@ def to_device(tensor: torch.Tensor) -> Any:
 
 @regions.region("transfer_out")
 def to_host(buffer: Any) -> torch.Tensor:
-    """The contents of a buffer as a CPU tensor, which shares memory with it where the device is the CPU.
+    """Return the contents of a buffer as a CPU tensor, which shares memory with it where the device is the CPU.
 
     Waits for the computation.  The caller copies before it lets anyone else have the tensor.  What torch calls
     complex32 comes as complex64.
@@ -72,13 +72,13 @@ def to_host(buffer: Any) -> torch.Tensor:
 
 
 def wait(buffers: Sequence[Any]) -> None:
-    """Waits until the buffers are computed."""
+    """Wait until the buffers are computed."""
     ready([b for b in buffers if not b.is_deleted()])
 
 
 @regions.region("wait")
 def ready(buffers: Sequence[Any]) -> None:
-    """Waits until buffers that are not donated are computed, and adds the time to the timer ``wait``."""
+    """Wait until buffers that are not donated are computed, and add the time to the timer ``wait``."""
     start = time.perf_counter()
     for buffer in buffers:
         buffer.block_until_ready()
@@ -86,7 +86,7 @@ def ready(buffers: Sequence[Any]) -> None:
 
 
 def finished(buffers: Sequence[Any]) -> bool:
-    """Waits for buffers; whether all could be computed (if not, whoever reads one gets the error)."""
+    """Wait for buffers; return whether all could be computed (if not, a read of one raises the error)."""
     try:
         ready(buffers)
     except jax.errors.JaxRuntimeError:

@@ -26,7 +26,7 @@ _written: deque[Future[None]] = deque(maxlen=100)
 
 
 def key_of(graph: Graph) -> str:
-    """What the disk cache knows a graph by; empty where it is off, graphs are dumped, or this one cannot be kept."""
+    """Return the disk cache's key of a graph; empty where it is off, graphs are dumped, or this one cannot be kept."""
     if not config.disk_cache or config.dump:  # a dump wants the positions of ops, which one on disk does not have
         return ""
     key = serialized.key_of(graph, jax.devices()[0]) if is_portable(graph) else ""
@@ -36,7 +36,7 @@ def key_of(graph: Graph) -> str:
 
 
 def load(key: str, donated: list[Any], retained: list[Any], scalars: list[Any]) -> tuple[Any, float] | None:
-    """The executable of an earlier process and the seconds it took to load, or None.
+    """Return the executable of an earlier process and the seconds it took to load, or None.
 
     Args:
         key: from `key_of`.
@@ -63,7 +63,7 @@ def load(key: str, donated: list[Any], retained: list[Any], scalars: list[Any]) 
 
 
 def keep(key: str, compiled: Any) -> None:
-    """Keeps an executable for later processes; a thread writes it, which the end of this process waits for."""
+    """Keep an executable for later processes; a thread writes it, which the end of this process waits for."""
     if not key:
         return
     prefetch.used(key, compiled=True)
@@ -74,7 +74,7 @@ def keep(key: str, compiled: Any) -> None:
 
 
 def settle() -> None:
-    """Waits until all that was compiled so far is on disk."""
+    """Wait until all that was compiled so far is on disk."""
     while _written:
         _written.popleft().result()
 
@@ -92,7 +92,7 @@ def _write(key: str, compiled: Any) -> None:
 
 
 def difference(key: str) -> str:
-    """What is another than when the same graph was kept on disk; empty where it never was.
+    """Return which setting or version changed since the graph was kept on disk; empty where it never was.
 
     Example:
         ``jax was 0.9.0 and is 0.10.2``

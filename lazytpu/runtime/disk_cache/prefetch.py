@@ -1,12 +1,12 @@
-"""Programs of the disk cache, read before they are needed: those that the last run of the same script used.
+"""Read programs of the disk cache before they are needed: those that the last run of the same script used.
 
 XLA takes 20 µs for each instruction of a program that it reads, half a second for one of 20,000, and Python is free
 meanwhile.  So a thread reads them from the first transfer to the device on, while the script makes its optimizer,
-opens its data and records its first step.  A program that is needed while it is being read is waited for; one whose
-turn has not come is read by whoever needs it.  One that nobody waits for is run once, too (warmup.py).
+opens its data and records its first step.  A step waits for a program that is being read, and reads one itself that the
+thread has not begun.  The thread also runs a program once that nobody waits for (warmup.py).
 
-A process notes which programs it used, in order, in a small file of the cache under the script's path and arguments.
-The first program that had to be compiled says that this run is another one; the rest is not read then.
+A process lists the programs it used, in order, in a small file of the cache under the script's path and arguments.
+When a program has to be compiled, this run differs from the last one, and the thread stops.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ busy = threading.Lock()
 
 
 def start(device: Any) -> None:
-    """Begins to read what the last run of this script used; does nothing when called again.
+    """Begin to read what the last run of this script used; does nothing when called again.
 
     Args:
         device: the `jax.Device` that is to run it.
@@ -56,7 +56,7 @@ def start(device: Any) -> None:
 
 
 def take(key: str) -> Found | None:
-    """What was read under a key, once; waits where it is being read now.  None where nobody did or could."""
+    """Return what was read under a key, once; wait where it is being read now.  None where it was not read."""
     future = _futures.pop(key, None)
     found = None if future is None or future.cancel() else future.result()
     if found is not None:
@@ -65,10 +65,10 @@ def take(key: str) -> Found | None:
 
 
 def used(key: str, *, compiled: bool) -> None:
-    """Notes that this run used a program.
+    """List a program as used by this run.
 
     Args:
-        compiled: it had to be compiled, so the last run was another one and what it used is not read any more.
+        compiled: it had to be compiled, so this run differs from the last one, and no more programs are read.
     """
     if compiled:
         for future in _futures.values():
@@ -98,7 +98,7 @@ def _read(device: Any, futures: dict[str, Future[Found | None]]) -> None:
 
 
 def _found(key: str, device: Any) -> tuple[Found | None, int]:
-    """What is kept under a key, and its size; nothing where anything is wrong, which `cache.load` will tell."""
+    """Return what is kept under a key, and its size; None where anything is wrong, which `store.load` reports."""
     try:
         facts, data = store.read(key)
         return (facts, serialized.deserialized(facts, data, device)), len(data)
@@ -115,7 +115,7 @@ def _warm_up(found: Found, device: Any) -> None:
 
 
 def _script() -> str:
-    """What the list of a script is kept under; empty where no script runs."""
+    """Return the name of the list of this script; empty where no script runs."""
     path = sys.argv[0] if sys.argv else ""
     if not os.path.isfile(path):
         return ""

@@ -1,4 +1,4 @@
-"""Whether the program of a graph is the same in every process of this installation, and what else decides it.
+"""Decide whether the program of a graph is the same in every process of this installation.
 
 The disk cache finds a program by the text of its graph.  That is enough as long as every rule and decomposition
 is this package's or torch's own, and every attribute is plain data: a function, or an object that prints as an
@@ -30,7 +30,7 @@ _SOURCES = ("lowering", "passes", "ir", "runtime", "dtypes.py")
 
 
 def is_portable(graph: Graph) -> bool:
-    """Whether equal texts of the graph mean equal programs, in any process with the same `sources_digest`."""
+    """Return whether equal texts of the graph mean equal programs, in any process with the same `sources_digest`."""
     own_rules_only = all(_is_own_rule(op) for op in lowered_ops())
     return all(_is_portable(node, own_rules_only) for node in graph.nodes)
 
@@ -65,7 +65,7 @@ def _is_plain(x: Any) -> bool:
 
 @cache
 def sources_digest() -> str:
-    """A hash of the sources that turn graphs into programs; empty where there are none to read."""
+    """Return a hash of the sources that turn graphs into programs; empty where there are none to read."""
     digest = hashlib.sha256()
     package = resources.files("lazytpu")
     found = 0

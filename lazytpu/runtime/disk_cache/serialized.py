@@ -1,4 +1,4 @@
-"""Executables as bytes: XLA's own serialization, and around it what jax needs in order to call one.
+"""Turn executables into bytes and back: XLA's own serialization, and what jax needs to call one.
 
 jax pickles an executable; a pickle can run anything when it is read, so here the few facts besides XLA's bytes are
 written as JSON, and jax's object is made from them and the graph.  A jax whose objects have other parts than those
@@ -69,11 +69,11 @@ IDENTITY = 16
 
 
 class CannotLoad(Exception):
-    """The bytes are no executable for this device."""
+    """The bytes are not an executable for this device."""
 
 
 def key_of(graph: Graph, device: jax.Device) -> str:
-    """A hash of all that decides the executable of a graph: the graph, versions, device, settings and flags.
+    """Return a hash of all that decides the executable of a graph: the graph, versions, device, settings and flags.
 
     Empty where the sources of this package cannot be read, so that a changed rule would go unnoticed.
     """
@@ -84,7 +84,7 @@ def key_of(graph: Graph, device: jax.Device) -> str:
 
 
 def made_by(device: jax.Device) -> dict[str, str]:
-    """All that decides an executable besides its graph, in words for people, by name."""
+    """Return all that decides an executable besides its graph, in words, by name."""
     circumstances = dict(_circumstances(device))
     settings, of_jax, variables = (circumstances.pop(name) for name in ("settings", "jax_settings", "variables"))
     torch_version, _, jax_version, jaxlib_version, numpy_version = circumstances.pop("versions")
@@ -130,7 +130,7 @@ def _versions() -> tuple[str, ...]:
 
 
 def device_facts(device: jax.Device) -> tuple[Any, ...]:
-    """What an executable for a device depends on: platform and its version, kind of device, and processor."""
+    """Return what an executable for a device depends on: platform and its version, kind of device, and processor."""
     platform_name, platform_version, kind, _, _, host = _device(device)
     return platform_name, platform_version, kind, host
 
@@ -143,7 +143,7 @@ def _device(device: jax.Device) -> tuple[Any, ...]:
 
 
 def _processor() -> str:
-    """The kind of processor, as far as it decides which instructions XLA uses and into how many parts it cuts."""
+    """Return the kind of processor, as far as it decides XLA's instructions and the number of its threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
@@ -155,7 +155,7 @@ def _processor() -> str:
 
 
 def dump(compiled: jax.stages.Compiled) -> tuple[dict[str, Any], bytes] | None:
-    """What is to be kept of an executable: facts that JSON can hold, and XLA's bytes.
+    """Return what to keep of an executable: facts that JSON can hold, and XLA's bytes.
 
     None where it cannot be kept: it calls back into Python, spans devices, or this jax is another than those known.
     """
@@ -181,9 +181,9 @@ def dump(compiled: jax.stages.Compiled) -> tuple[dict[str, Any], bytes] | None:
 
 
 def deserialized(facts: dict[str, Any], data: bytes, device: jax.Device) -> Any:
-    """XLA's executable of the bytes it made of one; Python goes on meanwhile in other threads.
+    """Return XLA's executable of its bytes; other threads of Python run meanwhile.
 
-    jax finds the functions of LAPACK when it lowers a call of one, and a program that is called without crashes.
+    jax finds the functions of LAPACK when it lowers a call of one; a program that calls one before that crashes.
     """
     if facts.get("lapack", True):
         lapack.prepare_lapack_call("getrf", np.dtype("float32"))
@@ -193,7 +193,7 @@ def deserialized(facts: dict[str, Any], data: bytes, device: jax.Device) -> Any:
 def load(
     facts: dict[str, Any], made: Any, given: Sequence[Any], kept: Sequence[Any], packs: Sequence[Any]
 ) -> jax.stages.Compiled:
-    """The executable that `dump` took apart, called with (given, kept, *packs).
+    """Return the executable that `dump` serialized, called with (given, kept, *packs).
 
     Args:
         facts: what `dump` said of it.

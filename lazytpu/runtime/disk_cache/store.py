@@ -2,9 +2,9 @@
 
 The folder is in the user's cache folder and only this user can write to it.  A file is one program: a header in
 JSON and the bytes XLA made of it, under a checksum.  Nothing in a file is Python code or a pickle.  Whatever is
-wrong with the folder or a file means that the program is compiled instead; it is counted, and told in the log.
+wrong with the folder or a file is counted and logged, and the program is compiled.
 
-Here the bytes are only kept; what they mean is the business of ``lazytpu.runtime.disk_cache.serialized``.
+This module only keeps the bytes; `lazytpu.runtime.disk_cache.serialized` gives them meaning.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class _Rejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What `info` tells.
+    """The state of the disk cache, as `info` returns it.
 
     Attributes:
-        folder: where the files are; empty where there is no place for them.
+        folder: where the files are; empty where there is none.
         enabled: whether ``lazytpu.config.disk_cache`` is on.
         problem: why the folder is not used; empty where it is.
         files: how many programs it holds.
@@ -75,7 +75,7 @@ class Info:
 
 
 def folder() -> Path:
-    """The folder of the cache: ``lazytpu.config.disk_cache_dir``, else ``lazytpu`` in the user's cache folder.
+    """Return the folder of the cache: ``lazytpu.config.disk_cache_dir``, else ``lazytpu`` in the user's cache folder.
 
     Raises:
         RuntimeError: the user has no home folder.
@@ -92,7 +92,7 @@ def folder() -> Path:
 
 
 def info() -> Info:
-    """Where the cache is, whether it is used, and how much it holds.
+    """Return where the cache is, whether it is used, and how much it holds.
 
     Example:
         >>> lazytpu.cache.info().files  # doctest: +SKIP
@@ -110,7 +110,7 @@ def info() -> Info:
 
 
 def clear() -> int:
-    """Deletes every program of the cache, and nothing else in its folder.
+    """Delete every program of the cache, and nothing else in its folder.
 
     Returns:
         How many were deleted.
@@ -134,9 +134,9 @@ def clear() -> int:
 
 
 def load(key: str) -> tuple[dict[str, Any], bytes] | None:
-    """The header and the bytes kept under a key, or None; then ``disk_miss`` is counted.
+    """Return the header and the bytes kept under a key, or None, counted as ``disk_miss``.
 
-    A file that is damaged, or not this user's alone, is counted in ``disk_rejected`` too.
+    A file that is damaged, or not this user's alone, is counted as ``disk_rejected``, too.
     """
     if not config.disk_cache:
         return None
@@ -156,7 +156,7 @@ def load(key: str) -> tuple[dict[str, Any], bytes] | None:
 
 
 def read(key: str) -> tuple[dict[str, Any], bytes]:
-    """As `load`, but nothing is counted.
+    """Do as `load`, but count nothing.
 
     Raises:
         Exception: there is no such file, or it must not be used.
@@ -172,7 +172,7 @@ def read(key: str) -> tuple[dict[str, Any], bytes]:
 
 
 def note(name: str, keys: list[str]) -> None:
-    """Keeps a list of keys under a name; a list that cannot be kept is none."""
+    """Keep a list of keys under a name, if possible."""
     with suppress(_Rejected, OSError, RuntimeError):
         place = str(folder())
         _make_folder(place)
@@ -183,7 +183,7 @@ def note(name: str, keys: list[str]) -> None:
 
 
 def noted(name: str) -> list[str]:
-    """The list of keys under a name; empty where there is none that can be used."""
+    """Return the list of keys under a name; empty where there is none that can be used."""
     try:
         place = str(folder())
         _check_folder(place)
@@ -194,9 +194,9 @@ def noted(name: str) -> list[str]:
 
 
 def akin(key: str, digits: int) -> list[dict[str, Any]]:
-    """The headers of the programs whose keys begin with the same ``digits`` digits, the last used one first.
+    """Return the headers of the programs whose keys begin with the same ``digits`` digits, the last used first.
 
-    Whatever cannot be read is left out.
+    Files that cannot be read are left out.
     """
     found: list[tuple[int, dict[str, Any]]] = []
     with suppress(OSError, RuntimeError):
@@ -209,7 +209,7 @@ def akin(key: str, digits: int) -> list[dict[str, Any]]:
 
 
 def reject(key: str, problem: str) -> None:
-    """Deletes what is kept under a key because it cannot be used after all."""
+    """Delete what is kept under a key, because it cannot be used."""
     metrics.count("disk_rejected")
     _tell(f"a program in the disk cache is ignored: {problem}")
     with suppress(OSError, RuntimeError):
@@ -217,7 +217,7 @@ def reject(key: str, problem: str) -> None:
 
 
 def store(key: str, header: dict[str, Any], payload: bytes) -> None:
-    """Keeps bytes under a key, for this and other processes; does nothing where the cache is off or cannot be used.
+    """Keep bytes under a key, for this and other processes; does nothing where the cache is off or cannot be used.
 
     Args:
         header: what JSON can hold.
@@ -265,7 +265,7 @@ def _check_folder(place: str) -> None:
 
 
 def _check_owner(path: str, status: os.stat_result) -> None:
-    """Refuses what another user owns or may write to: who can write a program there could run anything here."""
+    """Refuse what another user owns or may write to: whoever can write a program there could run anything here."""
     if not hasattr(os, "geteuid"):
         return  # Windows: the profile folder's access list says who may write
     if status.st_uid != os.geteuid():
@@ -275,7 +275,7 @@ def _check_owner(path: str, status: os.stat_result) -> None:
 
 
 def _contents(path: str) -> bytes:
-    """The bytes of a regular file of this user."""
+    """Return the bytes of a regular file of this user."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags)
@@ -292,7 +292,7 @@ def _contents(path: str) -> bytes:
 
 
 def _pack(key: str, header: dict[str, Any], payload: bytes) -> bytes:
-    """Magic, SHA-256 of all that follows, length of the header, header, compressed payload."""
+    """Return a file: magic, SHA-256 of all that follows, length of the header, header, compressed payload."""
     head = json.dumps({**header, "key": key}).encode()
     body = len(head).to_bytes(_LENGTH_BYTES, "little") + head + zlib.compress(payload, 1)
     return _MAGIC + hashlib.sha256(body).digest() + body
@@ -316,7 +316,7 @@ def _unpack(data: bytes, key: str) -> tuple[dict[str, Any], bytes]:
 
 
 def _write(place: str, name: str, data: bytes) -> None:
-    """Writes a file that is there as a whole or not at all, whoever else writes it at the same time."""
+    """Write a file that is complete or absent, whoever else writes it at the same time."""
     temporary = os.path.join(place, f".{name}.{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -330,7 +330,7 @@ def _write(place: str, name: str, data: bytes) -> None:
 
 
 def _files(place: str, *, others: bool = False) -> Iterator[tuple[str, os.stat_result]]:
-    """The programs of a folder, and the lists of keys and the temporary files of writers where these are asked for."""
+    """Return the programs of a folder; on request the lists of keys and the temporary files of writers, too."""
     with os.scandir(place) as entries:
         for entry in entries:
             rest = entry.name.endswith(_LIST) or (entry.name.startswith(".") and entry.name.endswith(_TEMPORARY))
@@ -340,7 +340,7 @@ def _files(place: str, *, others: bool = False) -> Iterator[tuple[str, os.stat_r
 
 
 def _evict(place: str, limit: int, keep: str) -> None:
-    """Deletes the programs that were not used for longest until the others fit into ``limit`` bytes."""
+    """Delete the least recently used programs until the others fit into ``limit`` bytes."""
     kept, total = [], 0
     for path, status in _files(place, others=True):
         if path.endswith(_SUFFIX):
@@ -360,7 +360,7 @@ def _evict(place: str, limit: int, keep: str) -> None:
 
 
 def _tell(text: str) -> None:
-    """Writes to the log, once for each text."""
+    """Log a text, once."""
     if text not in _told:
         _told.add(text)
         logs.note("compile", "%s", text, level=logs.LEVELS["warning"])

@@ -1,8 +1,8 @@
-"""The first run of a program that was read from disk ahead of its need, made before the step that needs it.
+"""Run a program once that was read from disk ahead, before the step that needs it.
 
 In the first run of a program on the CPU, XLA plans its matrix products (2 ms for each, 0.2 s for a GPT of six layers)
-and starts its threads.  The thread that reads programs ahead (prefetch.py) has it behind it when the step comes: it
-runs them once on zeros and drops what comes out.  Only programs are run that must end soon whatever their inputs are.
+and starts its threads.  So the thread that reads programs ahead (prefetch.py) runs each of them once on zeros and drops
+the results.  It runs only programs that end soon whatever their inputs are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 def ends_soon(compiled: jax.stages.Compiled, text: str) -> bool:
-    """Whether a program is short, with any inputs: XLA knows how often each of its loops turns.
+    """Return whether a program is short for any inputs: XLA knows the number of iterations of each of its loops.
 
     Args:
         text: its HLO.
@@ -36,7 +36,7 @@ def ends_soon(compiled: jax.stages.Compiled, text: str) -> bool:
 
 
 def warm_up(executable: Any, inputs: Sequence[Sequence[Any]], device: jax.Device) -> None:
-    """Runs XLA's executable once on zeros and waits for it.
+    """Run XLA's executable once on zeros and waits for it.
 
     Args:
         inputs: shape and name of the dtype of each argument.

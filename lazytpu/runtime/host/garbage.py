@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collector from taking the tensors of a step for objects that will stay.
+"""Keep Python's garbage collector from taking the tensors of a step for objects that will stay.
 
 What a collection of generation 1 finds alive counts as old, and once a quarter as many objects have become old as
 there are, Python goes through all of them: 0.2 s with torch and jax loaded.  In a step of thousands of small objects
@@ -16,7 +16,7 @@ _before = _a_step = 0  # collections of generation 0 since the last one of gener
 
 
 def collect_before_step() -> None:
-    """Runs a collection of generations 0 and 1 that would otherwise come in the middle of a step like the last one."""
+    """Run a collection of generations 0 and 1 that would otherwise come in the middle of a step like the last one."""
     global _before, _a_step
     count = get_count()[1]
     if count >= _before:

@@ -1,4 +1,4 @@
-"""Putting Ctrl-C off where an interrupt would leave something half done.
+"""Hold Ctrl-C back where an interrupt would leave something half done.
 
 Between the start of an executable and the storing of its results it would lose the buffers that were donated;
 inside jax's own context managers it would leave the user's configuration changed.
@@ -19,7 +19,7 @@ _SIGINT = int(signal.SIGINT)
 
 
 class uninterrupted:
-    """Puts Ctrl-C off to the end of the block.
+    """Holds Ctrl-C back to the end of the block.
 
     The handler of another signal may raise where nothing can be cleaned up any more.  So the one installed here knows
     the frame it works for, and gives its place back when that is over.

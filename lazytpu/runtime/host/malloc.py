@@ -1,4 +1,4 @@
-"""Pages of memory that large temporaries leave behind, and that the next step takes again.
+"""Keep the pages of memory that large temporaries leave behind for the next step.
 
 XLA's executables on the CPU take their temporaries from malloc in each run.  glibc gives large ones back to the
 system at once, which has to fill every page with zeros before it is used again: a quarter to a third of a step
@@ -25,10 +25,10 @@ _kept = False
 
 
 def share_heap() -> None:
-    """Makes threads that start from now on take memory from the one heap of the process.
+    """Make threads that start from now on take memory from the one heap of the process.
 
-    XLA's threads would otherwise have heaps of their own, which cannot hold large temporaries.  To be called before
-    jax starts them.
+    XLA's threads would otherwise have heaps of their own, which cannot hold large temporaries.  Call it before jax
+    starts them.
     """
     setting = _setting()
     if setting is not None:
@@ -36,7 +36,7 @@ def share_heap() -> None:
 
 
 def keep() -> None:
-    """Makes the heap keep what is freed.  Called when a program for the CPU is about to run; acts once."""
+    """Make the heap keep what is freed.  Called when a program for the CPU is about to run; acts once."""
     global _kept
     if _kept:
         return
@@ -48,7 +48,7 @@ def keep() -> None:
 
 
 def _setting() -> Callable[[int, int], int] | None:
-    """glibc's ``mallopt``; None where it is not there, not wanted, or the user has settings of his own."""
+    """Return glibc's ``mallopt``; None where it is missing, not wanted, or the user has other settings."""
     own = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""
     )

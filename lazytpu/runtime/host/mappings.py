@@ -1,4 +1,4 @@
-"""Memory mappings, which every kernel of an executable on the CPU takes some of.
+"""Limit the memory mappings in use: every kernel of an executable on the CPU takes some.
 
 Linux gives a process a limited number of them (vm.max_map_count, 65,530 by default).  Past it LLVM can compile
 nothing any more.  So they are counted after every few new executables, and executables are forgotten when too many
@@ -20,7 +20,7 @@ _LEAST_KEPT = 8
 
 
 def make_room(executables: LeastRecent) -> None:
-    """Forgets the executables that were not used for longest, while they take too many mappings.
+    """Forget the least recently used executables while they take too many mappings.
 
     Called after each new one; looks after a few only.
     """
@@ -33,7 +33,7 @@ def make_room(executables: LeastRecent) -> None:
 
 
 def in_use() -> int:
-    """Memory mappings of this process; 0 where the system does not say."""
+    """Return the number of memory mappings of this process; 0 where the system does not say."""
     try:
         with open("/proc/self/maps", "rb") as maps:
             return maps.read().count(b"\n")
@@ -43,7 +43,7 @@ def in_use() -> int:
 
 @cache
 def limit() -> int:
-    """How many this process may have."""
+    """Return how many this process may have."""
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_text())
     except (OSError, ValueError):
