@@ -4,7 +4,7 @@ The folder is in the user's cache folder and only this user can write to it.  A 
 JSON and the bytes XLA made of it, under a checksum.  Nothing in a file is Python code or a pickle.  Whatever is
 wrong with the folder or a file is counted and logged, and the program is compiled.
 
-This module only keeps the bytes; `lazytpu.runtime.disk_cache.serialized` gives them meaning.
+This module only keeps the bytes; ``lazytpu.runtime.disk_cache.serialized`` gives them meaning.
 """
 
 from __future__ import annotations
