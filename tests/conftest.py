@@ -10,10 +10,13 @@ import pytest
 import torch
 
 os.environ["LAZYTPU_DISK_CACHE"] = "0"  # tests compile, whatever the user's cache holds; read at import
+# Most of the suite's time was LLVM's; what is about numerics compiles with its optimisations (`optimized`).
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import lazytpu
 import lazytpu.errors
 from lazytpu.ir.tree import trace
+from lazytpu.runtime import compiler
 
 
 @pytest.fixture
@@ -35,6 +38,14 @@ def nothing_pending() -> Iterator[None]:
         finally:  # if it fails again, it fails this test, and is dropped so that it fails no other
             trace.pending.clear()
             trace.next_step()
+
+
+@pytest.fixture
+def optimized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile with LLVM's optimisations, as users do."""
+    options_for = compiler.options_for
+    level = {"xla_backend_optimization_level": "3"}
+    monkeypatch.setattr(compiler, "options_for", lambda graph: {**options_for(graph), **level})
 
 
 @pytest.fixture

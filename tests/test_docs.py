@@ -4,30 +4,23 @@ The python blocks of a page are one program, in the order they stand; the user's
 count through all of them, with one blank line between blocks.  A block after ``<!-- output -->`` is what
 the block before it prints; one after ``<!-- not run: why -->`` is only shown.
 
-    python tests/test_docs.py README.md        # writes what the page prints now into the page
+    python -m tests.test_docs README.md        # writes what the page prints now into the page
 """
 
 from __future__ import annotations
 
-import atexit
 import json
-import linecache
-import os
 import re
-import subprocess
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import cache
-from io import StringIO
 from itertools import groupby, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
+
+from tests.support.page_program import run_program
+from tests.support.processes import run_code
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -64,87 +57,21 @@ def program_of(page: str) -> list[tuple[Block, Block | None]]:
     return program
 
 
-def run_program(texts: list[str], file: str) -> Iterator[str]:
-    """Runs the blocks one after the other in one namespace and yields what each printed."""
-    namespace = {"__name__": "__main__", "__file__": file}
-    source = "".join(f"{text}\n" for text in texts)
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # as if it were a file
-    line = 0
-    for text in texts:
-        with redirect_stdout(StringIO()) as out:
-            exec(compile("\n" * line + text, file, "exec"), namespace)
-        line += text.count("\n") + 1
-        yield out.getvalue()
-
-
 def printed_by(page: Path, folder: Path) -> list[str]:
     """What each block of the page's program prints, in a fresh process."""
     texts = [block.text for block, _ in program_of(page.read_text())]
     file = page.stem.replace("-", "_").lower() + ".py"
-    answer = _forks().run(texts, file, folder)
-    assert answer["status"] == 0, f"{page} failed:\n{answer['errors']}"
-    return answer["printed"]
-
-
-class Forks:
-    """A process that has imported torch and jax, but not lazytpu, and forks for each page: half of a page's time."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
-        variables = {**os.environ, "LAZYTPU_DISK_CACHE": "0"}  # pages show what is compiled, whatever the cache holds
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables
-        )
-        atexit.register(self._process.kill)
-
-    def run(self, texts: list[str], file: str, folder: Path) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps([texts, file, str(folder)]), file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())
-
-
-@cache
-def _forks() -> Forks:
-    return Forks()
-
-
-def serve() -> None:
-    """Answers each line of JSON with what the program printed, its errors and its exit status."""
-    import jax  # noqa: F401
-    import torch  # noqa: F401
-
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        texts, file, folder = json.loads(line)
-        with TemporaryDirectory() as outside:
-            printed, errors = Path(outside, "printed"), Path(outside, "errors")
-            child = os.fork()
-            if child == 0:
-                _run_in_child(texts, file, folder, printed, errors)
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            answer = {
-                "status": status,
-                "printed": json.loads(printed.read_text()) if status == 0 else [],
-                "errors": errors.read_text(),
-            }
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-def _run_in_child(texts: list[str], file: str, folder: str, printed: Path, errors: Path) -> None:
-    os.chdir(folder)
-    for stream in (1, 2):
-        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    status = 1
-    try:
-        printed.write_text(json.dumps(list(run_program(texts, file))))
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    with TemporaryDirectory() as outside:
+        printed = Path(outside, "printed")
+        program = f"""
+            import json
+            from pathlib import Path
+            from tests.support.page_program import run_program
+            Path({str(printed)!r}).write_text(json.dumps([*run_program({texts!r}, {file!r})]))
+        """
+        done = run_code(program, cwd=folder, LAZYTPU_DISK_CACHE="0")  # pages show what is compiled
+        assert done.returncode == 0, f"{page} failed:\n{done.stderr}"
+        return json.loads(printed.read_text())
 
 
 def comparable(text: str) -> str:
@@ -202,8 +129,5 @@ def rewrite(page: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--serve":
-        serve()
-    else:
-        for name in sys.argv[1:]:
-            rewrite(Path(name))
+    for name in sys.argv[1:]:
+        rewrite(Path(name))

@@ -13,7 +13,8 @@ import lazytpu
 from lazytpu.cli import info, run
 from lazytpu.cli.app import app
 from lazytpu.observe import metrics_tables
-from tests.support.dumped_program import run_python, the_dump
+from tests.support.dumped_program import the_dump
+from tests.support.processes import run_lazytpu, run_python
 
 
 def invoke(*arguments: object, code: int = 0) -> str:
@@ -26,7 +27,7 @@ def invoke(*arguments: object, code: int = 0) -> str:
 def lazytpu_run(folder: Path, text: str, *arguments: object, options: tuple[object, ...] = (), **variables: str):
     """Runs a script in a process of its own, as ``python -m lazytpu run OPTIONS script.py ARGUMENTS``."""
     (folder / "script.py").write_text(text)
-    return run_python("-m", "lazytpu", "run", *options, "script.py", *arguments, cwd=folder, **variables)
+    return run_lazytpu("run", *options, "script.py", *arguments, cwd=folder, **variables)
 
 
 def test_help_names_every_command_and_option():
@@ -105,7 +106,7 @@ def test_modules_and_passes(tmp_path):
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "main.py").write_text(f"{PENDING}\nprint(sys.argv[1:], __name__, __package__)\n")
     options = ("--dump", "graphs", "--passes", "-m", "package.main")
-    done = run_python("-m", "lazytpu", "run", *options, cwd=tmp_path)
+    done = run_lazytpu("run", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[] __main__ package"
     text = invoke("inspect", tmp_path / "graphs", "--passes")

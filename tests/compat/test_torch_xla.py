@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from lazytpu import compat
 from lazytpu.compat.names import MISSING
 from lazytpu.runtime import platforms
 from tests.support.dynamo_marks import QUIET
+from tests.support.processes import run_code, run_python
 
 compat.install("torch_xla")
 
@@ -169,16 +168,15 @@ def test_an_unknown_platform_is_said_to_be_unknown(monkeypatch: pytest.MonkeyPat
     assert platforms.choose("XYZ") == "not one of CPU, GPU, CUDA, TPU"
 
 
-def test_the_platform_comes_from_a_variable() -> None:
+def test_the_platform_comes_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = "TPU"
     code = (
         "import warnings\nwith warnings.catch_warnings(record=True) as told:\n    warnings.simplefilter('always')\n"
         "    import lazytpu.compat.torch_xla as t\nprint(t.xm.device_type(), *(w.message for w in told))\n"
         "import lazytpu\nprint(lazytpu.config.eager)"
     )
-    variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    variables |= {"PJRT_DEVICE": wanted, "XLA_USE_EAGER_DEBUG_MODE": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    done = run_code(code, PJRT_DEVICE=wanted, XLA_USE_EAGER_DEBUG_MODE="1")
     told, eager = done.stdout.splitlines()
     assert eager == "True"
     ran = told.partition(" ")[0]
@@ -387,17 +385,12 @@ def test_the_runner_needs_no_edit(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     files = {name: tmp_path / name for name in ("graphs", "metrics")}
-    done = subprocess.run(
-        [sys.executable, "-m", "lazytpu", "run", str(script)],
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "XLA_SAVE_TENSORS_FILE": str(files["graphs"]),
-            "XLA_SAVE_TENSORS_FMT": "text",
-            "XLA_METRICS_FILE": str(files["metrics"]),
-        },
+    done = run_python(
+        *("-m", "lazytpu", "run", script),
         cwd=tmp_path,
+        XLA_SAVE_TENSORS_FILE=str(files["graphs"]),
+        XLA_SAVE_TENSORS_FMT="text",
+        XLA_METRICS_FILE=str(files["metrics"]),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("xla:0 tensor([[2., 2.],\n        [2., 2.]], device='xla:0') xla True True")

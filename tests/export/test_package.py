@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-import subprocess
 import sys
 import zipfile
 from hashlib import sha256
@@ -14,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import lazytpu
+from lazytpu.cli.app import app
 from lazytpu.errors import ArtifactError
 from lazytpu.export.package import seal
 from lazytpu.observe import metrics
+from tests.support.processes import run_lazytpu
 
 pytest.importorskip("flatbuffers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.:FutureWarning")
@@ -92,7 +94,7 @@ def test_tensors_of_the_device_go_in_and_out(file, net, x, device):
 def test_no_python_of_the_model_is_needed(file, net, x, tmp_path):
     np.save(tmp_path / "x.npy", x.numpy())
     command = "run-package", file, "--input", tmp_path / "x.npy", "--output", tmp_path / "y.npz"
-    ran = subprocess.run([sys.executable, "-m", "lazytpu", *command], capture_output=True, text=True, timeout=300)
+    ran = run_lazytpu(*command)
     assert ran.returncode == 0, ran.stderr
     assert "f32[4,3]" in ran.stdout
     (got,) = np.load(tmp_path / "y.npz").values()
@@ -251,8 +253,8 @@ def test_describe_and_the_commands(file, tmp_path):
     assert found["runs_here_without_compiling"] and found["metadata"]["task"] == "digits"
 
     def run(*command):
-        done = subprocess.run([sys.executable, "-m", "lazytpu", *command], capture_output=True, text=True, timeout=300)
-        return done.returncode, done.stdout + done.stderr
+        done = CliRunner().invoke(app, [str(c) for c in command], env={"COLUMNS": "200"})
+        return done.exit_code, done.output
 
     code, printed = run("inspect", file)
     assert code == 0 and "f32[4,1,3,3] parameter" in printed and "digits" in printed

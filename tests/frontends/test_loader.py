@@ -274,7 +274,7 @@ def test_two_passes_at_once():
     assert len(pairs) == 4 and pairs[1] == ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9])
 
 
-@pytest.mark.parametrize("leave", ["", "del batches", "raise SystemExit(0)", "sys.exit(0)"])
+@pytest.mark.parametrize("leave", ["", "sys.exit(0)"])
 def test_the_process_ends_while_batches_arrive(leave):
     done = run_code(
         f"""

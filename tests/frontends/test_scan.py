@@ -39,8 +39,7 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("checkpoint", "masked"), [(False, True), (True, False)])
 def test_results_and_gradients(checkpoint: bool, masked: bool) -> None:
     ref, layers = pair()
     x = torch.randn(3, 8)
@@ -58,7 +57,7 @@ def test_results_and_gradients(checkpoint: bool, masked: bool) -> None:
         close(p.grad, q.grad)
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("checkpoint", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_training(checkpoint: bool) -> None:
     ref, layers = pair()
     optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (ref, layers)]

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 import lazytpu
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 
 def test_attention_weights_add_up_to_one_for_large_scores(device: torch.device) -> None:
     """Or the two parts that cancel in the gradient of the scores would be off by as much."""

@@ -1,8 +1,8 @@
 """torch's operator database on the device, with the CPU as the oracle: a sample of it, in few minutes.
 
-Every operator runs in float32 with gradients and, with a single sample, in one other dtype without.  All its samples
-are recorded, forward, backward and in place, before one cut runs them, for the time goes into compiling.  What is known
-not to pass stands in `op_status.py`.  ``LAZYTPU_TEST_SAMPLES=1000`` takes all samples instead of a few; `sweep.py`
+Every operator runs in float32 with gradients; every third, and each that has no float32, in one other dtype without, with
+a single sample.  All its samples are recorded, forward, backward and in place, before one cut runs them, for the time
+goes into compiling.  What is known not to pass stands in `op_status.py`.  ``LAZYTPU_TEST_SAMPLES=1000`` takes all samples instead of a few; `sweep.py`
 checks more, and all of it.
 """
 
@@ -21,14 +21,18 @@ from tests.support.op_status import BY_VALUE, CHECKS, ELSEWHERE, KNOWN, known
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of torch's own samples, and of fallbacks, which are counted
 
+ALL_SAMPLES = "LAZYTPU_TEST_SAMPLES" in os.environ
 OTHER_DTYPES = (torch.int64, torch.bool, torch.bfloat16, torch.complex64)
 
 
 def dtypes_of(op: Any) -> list[torch.dtype]:
-    """float32, and one of the other dtypes, which the operator's name picks."""
-    turn = zlib.crc32(full_name(op).encode()) % len(OTHER_DTYPES)
-    others = [d for d in OTHER_DTYPES[turn:] + OTHER_DTYPES[:turn] if d in op.dtypes]
-    return [d for d in (torch.float32, *others[:1]) if d in op.dtypes]
+    """Return float32, and for some operators one of the other dtypes, both as the operator's name picks them."""
+    number = zlib.crc32(full_name(op).encode())
+    start = number % len(OTHER_DTYPES)
+    others = [d for d in OTHER_DTYPES[start:] + OTHER_DTYPES[:start] if d in op.dtypes]
+    if torch.float32 not in op.dtypes:
+        return others[:1]
+    return [torch.float32, *others[:1]] if ALL_SAMPLES or number // len(OTHER_DTYPES) % 3 == 0 else [torch.float32]
 
 
 def verdict(op: Any, dtype: torch.dtype | None, found: dict[str, list[str]]) -> list[str]:
@@ -50,7 +54,7 @@ def test_operator(op: Any, device: torch.device) -> None:
         grad = dtype is torch.float32 and op.supports_autograd
         checks = ("forward", "backward", "in place", "lowered") if grad else ("forward", "in place", "lowered")
         samples = samples_of(op, dtype, grad)
-        if dtype is not torch.float32 and "LAZYTPU_TEST_SAMPLES" not in os.environ:
+        if dtype is not torch.float32 and not ALL_SAMPLES:
             samples = samples[:1]
         texts += verdict(op, dtype, problems(op, samples, checks, device, per_graph=1000))
     assert not texts, "\n".join(texts)

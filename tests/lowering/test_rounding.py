@@ -13,6 +13,8 @@ import torch.nn.functional as F
 
 import lazytpu
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 HALVES = (torch.bfloat16, torch.float16)
 Case = Callable[[torch.Tensor], torch.Tensor]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +22,7 @@ from lazytpu.observe.metrics_tables import Step
 from lazytpu.observe.series import MAX_SAMPLES, Series
 from lazytpu.runtime import transfers
 from lazytpu.tracing import cutting, record_time, step
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import run_code
 
 
 @pytest.fixture(autouse=True)
@@ -260,7 +257,7 @@ if not child:
 os.waitpid(child, 0)
 for _ in range(7):
     lazytpu.mark_step()
-if sys.argv[1] == "killed":
+if os.environ["HOW"] == "killed":
     time.sleep(0.1)
     lazytpu.mark_step()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -272,12 +269,7 @@ raise KeyError("of the program")
 @pytest.mark.parametrize(("how", "code"), [("raises", 1), ("killed", -9)])
 def test_the_file_has_each_step_once_however_the_process_ends(tmp_path: Path, how: str, code: int) -> None:
     path = tmp_path / "steps.jsonl"
-    done = subprocess.run(
-        [sys.executable, "-c", ENDING, how],
-        env={**os.environ, "LAZYTPU_METRICS_FILE": str(path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        check=False,
-    )
+    done = run_code(ENDING, LAZYTPU_METRICS_FILE=str(path), HOW=how)
     assert done.returncode == code, done.stderr
     numbers = [json.loads(line)["number"] for line in path.read_text().splitlines()]
     assert numbers == [*range(1, 59 if how == "killed" else 58)]

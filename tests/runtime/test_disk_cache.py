@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 
@@ -24,8 +22,7 @@ from lazytpu.observe import metrics
 from lazytpu.runtime.disk_cache import lookup, provenance, serialized, store
 from lazytpu.tracing import reading, step
 from tests.support.disk_cache import KEY, again, counted, files, train
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import Running, start_code
 
 
 # --- loading instead of compiling --------------------------------------------------------------------------------
@@ -111,84 +108,61 @@ print([y.item(), lazytpu.metrics.counter("compile"), lazytpu.metrics.counter("di
 """
 
 
-def start(place: Path, **environment: str) -> subprocess.Popen[str]:
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "LAZYTPU_DISK_CACHE": "1",
-        "LAZYTPU_DISK_CACHE_DIR": str(place),
-        **environment,
-    }
-    program = PROGRAM.format(tests=str(ROOT / "tests"))
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", program], env=variables, text=True, **pipes)
+def start(place: Path, **environment: str) -> Running:
+    return start_code(PROGRAM, LAZYTPU_DISK_CACHE="1", LAZYTPU_DISK_CACHE_DIR=str(place), **environment)
 
 
-def printed(process: subprocess.Popen[str]) -> tuple[list[float], str]:
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return ast.literal_eval(out), err
+def printed(process: Running) -> tuple[list[float], str]:
+    done = process.wait()
+    assert done.returncode == 0, done.stderr
+    return ast.literal_eval(done.stdout), done.stderr
 
 
-def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
-    first, _ = printed(start(tmp_path / "cache"))
-    second, err = printed(start(tmp_path / "cache", LAZYTPU_LOG="info"))
-    assert first[1] > 0 and first[2] == 0
-    assert second == [first[0], 0, first[1]]
-    assert "lazytpu: loaded graph 1: " in err and "compiled graph" not in err
-
-
-def test_other_flags_are_another_program(tmp_path: Path) -> None:
-    first, _ = printed(start(tmp_path / "cache"))
-    second, _ = printed(start(tmp_path / "cache", XLA_FLAGS="--xla_cpu_enable_fast_math=true"))
-    assert second[1:] == [first[1], 0]
-
-
-def test_processes_that_start_together(tmp_path: Path) -> None:
-    running = [start(tmp_path / "cache") for _ in range(2)]
-    results = [printed(process)[0] for process in running]
-    assert len({r[0] for r in results}) == 1
-    assert printed(start(tmp_path / "cache"))[0][1] == 0
+def test_a_later_process_compiles_nothing_unless_flags_differ(tmp_path: Path) -> None:
+    running = [start(tmp_path / "cache") for _ in range(2)]  # together
+    first, other = [printed(process)[0] for process in running]
+    assert first[0] == other[0] and max(first[1], other[1]) > 0
     assert not [*(tmp_path / "cache").glob(".*.tmp")]
+    third, err = printed(start(tmp_path / "cache", LAZYTPU_LOG="info"))
+    assert third == [first[0], 0, sum(first[1:])]
+    assert "lazytpu: loaded graph 1: " in err and "compiled graph" not in err
+    fourth, _ = printed(start(tmp_path / "cache", XLA_FLAGS="--xla_cpu_enable_fast_math=true"))
+    assert fourth[1:] == [third[2], 0]
 
 
-def _write_often(place: str, seed: int, n: int) -> None:
-    config.disk_cache, config.disk_cache_dir = True, place
-    for i in range(n):
-        store.store(KEY, {"writer": seed}, bytes([seed]) * (1000 + 7919 * i % 50_000))
+WRITER = """
+from lazytpu.runtime.disk_cache import store
+
+for i in range({times}):
+    store.store({key!r}, {{"writer": {seed}}}, bytes([{seed}]) * (1000 + 7919 * i % 50_000))
+"""
+
+
+def start_writer(place: Path, seed: int, times: int) -> Running:
+    code = WRITER.format(key=KEY, seed=seed, times=times)
+    return start_code(code, LAZYTPU_DISK_CACHE="1", LAZYTPU_DISK_CACHE_DIR=str(place))
 
 
 def test_writers_and_readers_of_one_key(folder: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write_often, args=(str(folder), seed, 200)) for seed in (1, 2)]
-    for writer in writers:
-        writer.start()
-    seen = 0
-    while any(writer.is_alive() for writer in writers):
+    endless, writer = start_writer(folder, 1, 10**9), start_writer(folder, 2, 200)
+    seen: set[int] = set()
+    deadline = time.monotonic() + 60
+    while seen != {1, 2} and time.monotonic() < deadline:
         found = store.load(KEY)
         if found is not None:
             header, payload = found
             assert {*payload} == {header["writer"]}
-            seen += 1
-    for writer in writers:
-        writer.join()
-        assert writer.exitcode == 0
-    assert seen and metrics.counter("disk_rejected") == 0
-
-
-def _write_for_ever(place: str) -> None:
-    _write_often(place, 3, 10**9)
-
-
-def test_a_writer_that_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = multiprocessing.get_context("spawn").Process(target=_write_for_ever, args=(str(folder),))
-    writer.start()
-    while not files(folder):
-        time.sleep(0.01)
-    writer.kill()
-    writer.join()
+            seen.add(header["writer"])
+    assert writer.wait().returncode == 0
+    os.kill(endless.pid, signal.SIGKILL)  # in the middle of a write
+    assert endless.wait().returncode == -signal.SIGKILL
     found = store.load(KEY)
-    assert found is not None and {*found[1]} == {3}
+    assert found is not None and {*found[1]} == {found[0]["writer"]}
+    assert seen == {1, 2} and metrics.counter("disk_rejected") == 0
+
+
+def test_what_a_killed_writer_left_is_deleted_once_it_is_old(folder: Path) -> None:
+    store.store(KEY, {}, b"x")
     left = folder / ".left.123.abc.tmp"
     left.write_bytes(b"half of a program")
     os.utime(left, (0, 0))

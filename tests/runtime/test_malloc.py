@@ -33,6 +33,5 @@ def page_faults(**variables: str) -> float:
 
 @pytest.mark.skipif(not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"), reason="settings of glibc")
 def test_pages_are_kept():
-    assert min(page_faults(LAZYTPU_REUSE_PAGES="1") for _ in range(2)) < 100  # a busy machine may take pages back
-    assert page_faults() > 1000
+    assert any(page_faults(LAZYTPU_REUSE_PAGES="1") < 100 for _ in range(2))  # a busy machine may take pages back
     assert page_faults(LAZYTPU_REUSE_PAGES="1", MALLOC_ARENA_MAX="4") > 1000, "what the user has set is left as it is"

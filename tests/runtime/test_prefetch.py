@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +20,7 @@ from lazytpu.config import config
 from lazytpu.observe import metrics
 from lazytpu.runtime import client
 from lazytpu.runtime.disk_cache import prefetch, store, warmup
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import run_script
 
 SCRIPT = """
 import os, sys, time, torch, lazytpu
@@ -56,10 +54,8 @@ def script(tmp_path: Path) -> Path:
 
 def run(script: Path, *arguments: object, **environment: str) -> list[object]:
     """[results, programs compiled, loaded, and read before they were needed]."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "LAZYTPU_DISK_CACHE": "1", **environment}
-    variables["LAZYTPU_DISK_CACHE_DIR"] = str(script.parent / "cache")
-    command = [sys.executable, str(script), *map(str, arguments)]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    cache = {"LAZYTPU_DISK_CACHE": "1", "LAZYTPU_DISK_CACHE_DIR": str(script.parent / "cache")}
+    done = run_script(script, *arguments, **cache, **environment)
     assert done.returncode == 0, done.stderr
     return ast.literal_eval(done.stdout)  # type: ignore[no-any-return]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import run_lazytpu
+
 PROGRAM = """\
 import torch
 import lazytpu
@@ -41,18 +39,11 @@ print(loss.item())
 FORWARD_LINE, CALL_LINE, OUTSIDE_LINE = 12, 20, 21
 
 
-def run_python(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python with lazytpu importable."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, check=False)
-
-
 def dump_into(folder: Path, name: str) -> Path:
     """Runs the program with ``run --dump`` and returns the dump."""
     script = folder / "net.py"
     script.write_text(PROGRAM)
-    done = run_python("-m", "lazytpu", "run", "--dump", name, "net.py", cwd=folder)
+    done = run_lazytpu("run", "--dump", name, "net.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / name
 

@@ -2,21 +2,102 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
 
-def run_code(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
+def run_code(
+    code: str, *, cwd: str | Path = ROOT, timeout: int = 300, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a fresh process, as ``python -c`` does, and return what it printed."""
+    return start_code(code, cwd=cwd, timeout=timeout, **environment).wait()
+
+
+def run_python(*arguments: object, cwd: str | Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python ARGUMENTS`` itself: where it matters how the interpreter was started, for it takes seconds more."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=600, check=False)
+
+
+def run_script(script: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python SCRIPT ARGUMENTS`` in a fresh process."""
+    argv = [str(script), *map(str, arguments)]
+    return run_code(
+        f"import runpy, sys; sys.argv = {argv}; runpy.run_path({str(script)!r}, run_name='__main__')", **environment
     )
+
+
+def run_lazytpu(*arguments: object, cwd: str | Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m lazytpu ARGUMENTS`` in a fresh process."""
+    argv = ["lazytpu", *map(str, arguments)]
+    code = f"import runpy, sys; sys.argv = {argv}; runpy.run_module('lazytpu', run_name='__main__', alter_sys=True)"
+    return run_code(code, cwd=cwd, **environment)
+
+
+def start_code(code: str, *, cwd: str | Path = ROOT, timeout: int = 300, **environment: str) -> Running:
+    """Start a program in a fresh process; variables of the environment are added to those of this process.
+
+    Python, torch and jax have read theirs already: use `run_python` where these are to be other ones.
+    """
+    streams = TemporaryDirectory(prefix="lazytpu-test-")
+    request = {
+        "code": textwrap.dedent(code),
+        "cwd": str(cwd),
+        "environment": {**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        "streams": streams.name,
+        "timeout": timeout,
+    }
+    return Running(_server().ask(request), streams)
+
+
+@dataclass
+class Running:
+    """A process that runs.
+
+    Attributes:
+        pid: its process id.
+        streams: the folder that holds what it prints.
+    """
+
+    pid: int
+    streams: TemporaryDirectory[str]
+
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        """Return what it printed, once it has ended; a process that takes too long ends by an alarm."""
+        status = _server().ask({"wait": self.pid})
+        out, err = (Path(self.streams.name, name).read_text() for name in ("stdout", "stderr"))
+        self.streams.cleanup()
+        return subprocess.CompletedProcess([], status, out, err)
+
+
+class _Server:
+    """The process of `fork_server.py`."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        atexit.register(self._process.kill)
+
+    def ask(self, request: dict[str, Any]) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+
+@cache
+def _server() -> _Server:
+    return _Server()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -17,6 +14,7 @@ from torch import nn
 
 import lazytpu
 from tests.support.lockstep import differences
+from tests.support.processes import run_code
 
 
 def saved(value, **options) -> io.BytesIO:
@@ -151,9 +149,7 @@ def test_file_is_that_of_an_accelerator(device, tmp_path):
 
 
 def run_without_lazytpu(code: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    program = "import sys; sys.modules['lazytpu'] = None\n" + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    done = run_code("import sys; sys.modules['lazytpu'] = None\n" + textwrap.dedent(code))
     return done.stdout + done.stderr
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from tests.support.both_devices import check, given
 
 
-def train(device, make, forward, steps=3, lr=0.05):
+def train(device, make, forward, steps=2, lr=0.05):
     torch.manual_seed(0)
     model = make().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
@@ -37,7 +37,10 @@ RNNS = {
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")  # on the CPU
-@pytest.mark.parametrize("name", RNNS)
+SLOW = ("LSTM_without_bias", "GRU_deep", "RNN_relu")  # little that the others do not have
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in RNNS])
 def test_recurrent_layers(name):
     check(lambda device: train(device, RNNS[name], lambda m: m(given(device, (3, 2, 3)))), rtol=1e-4, atol=1e-5)
 
@@ -62,7 +65,7 @@ def test_packed_sequences(name, enforce_sorted):
     check(program, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["LSTMCell", "GRUCell", "RNNCell"])
+@pytest.mark.parametrize("name", ["LSTMCell", pytest.param("GRUCell", marks=pytest.mark.slow), "RNNCell"])
 def test_recurrent_cells(name):
     def forward(model, device):
         state = None
