@@ -115,7 +115,8 @@ def run_all(todo: list[Job], options: argparse.Namespace) -> Iterator[dict[str, 
             verdict = {"op": job.op, "dtype": job.dtype, "checks": ["forward"], "problems": {"forward": [died]}}
         yield verdict
     if child is not None:
-        child.kill()
+        with child:  # closes its pipes and waits
+            child.kill()
 
 
 def _child(options: argparse.Namespace) -> subprocess.Popen[str]:
@@ -127,6 +128,7 @@ def _child(options: argparse.Namespace) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         bufsize=1,
+        cwd=Path(__file__).parents[1],
     )
 
 

@@ -1,9 +1,9 @@
 """torch's operator database on the device, with the CPU as the oracle: a sample of it, in few minutes.
 
-Every operator runs in float32 with gradients; every third, and each that has no float32, in one other dtype without, with
-a single sample.  All its samples are recorded, forward, backward and in place, before one cut runs them, for the time
-goes into compiling.  What is known not to pass stands in `op_status.py`.  ``LAZYTPU_TEST_SAMPLES=1000`` takes all samples instead of a few; `sweep.py`
-checks more, and all of it.
+Every operator runs in float32 with gradients; every third, and each that has no float32, in one other dtype without,
+with a single sample.  All its samples are recorded, forward, backward and in place, before one cut runs them, for the
+time goes into compiling.  What is known not to pass stands in `op_status.py`.  ``LAZYTPU_TEST_SAMPLES=1000`` takes all
+samples instead of a few; `sweep.py` checks more, and all of it.
 """
 
 from __future__ import annotations

@@ -114,7 +114,9 @@ def digits() -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor]:
     return net.eval(), x[:128], *test.tensors
 
 
-@pytest.mark.parametrize("how", ["dynamic", pytest.param("per_tensor", marks=pytest.mark.slow), "static", "weights8", "weights4"])
+@pytest.mark.parametrize(
+    "how", ["dynamic", pytest.param("per_tensor", marks=pytest.mark.slow), "static", "weights8", "weights4"]
+)
 def test_digits_are_read_as_well_as_in_floats(how: str, digits: Any, device: torch.device) -> None:
     net, sample, x, y = digits
     quantize = {

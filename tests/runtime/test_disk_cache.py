@@ -24,7 +24,6 @@ from lazytpu.tracing import reading, step
 from tests.support.disk_cache import KEY, again, counted, files, train
 from tests.support.processes import Running, start_code
 
-
 # --- loading instead of compiling --------------------------------------------------------------------------------
 
 

@@ -87,8 +87,9 @@ class _Server:
 
     def __init__(self) -> None:
         command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
+        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
         )
         atexit.register(self._process.kill)
 

@@ -36,10 +36,10 @@ RNNS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")  # on the CPU
 SLOW = ("LSTM_without_bias", "GRU_deep", "RNN_relu")  # little that the others do not have
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")  # on the CPU
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in RNNS])
 def test_recurrent_layers(name):
     check(lambda device: train(device, RNNS[name], lambda m: m(given(device, (3, 2, 3)))), rtol=1e-4, atol=1e-5)
