@@ -6,6 +6,7 @@ process id, a process id with the exit status of the process.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -17,8 +18,9 @@ from typing import Any
 def serve() -> dict[str, Any]:
     """Answer requests; return, in a forked child, the program to run, and never in the server."""
     import jax  # noqa: F401
-    import torch  # noqa: F401
+    import torch._dynamo  # noqa: F401  which the first op would import
 
+    gc.freeze()  # or the collector of each child would copy the pages of all modules
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)

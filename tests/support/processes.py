@@ -88,6 +88,7 @@ class _Server:
     def __init__(self) -> None:
         command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
         variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)  # or each program would compile the package's source
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
         )
