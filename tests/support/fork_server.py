@@ -14,11 +14,14 @@ import sys
 import types
 from typing import Any
 
+_TIMEOUT_S = 300
+
 
 def serve() -> dict[str, Any]:
     """Answer requests; return, in a forked child, the program to run, and never in the server."""
     import jax  # noqa: F401
-    import torch._dynamo  # noqa: F401  which the first op would import
+    import torch._subclasses.fake_tensor
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401  with sympy, which the first op would import
 
     gc.freeze()  # or the collector of each child would copy the pages of all modules
     answers = os.fdopen(os.dup(1), "w")
@@ -42,8 +45,8 @@ def become(request: dict[str, Any]) -> dict[str, Any]:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for stream, file in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(os.path.join(request["streams"], file), os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    signal.alarm(request["timeout"])
-    sys.argv = ["-c"]
+    signal.alarm(_TIMEOUT_S)
+    sys.argv = ["-c", *request["arguments"]]
     sys.path[0] = ""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     return vars(main)

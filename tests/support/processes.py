@@ -18,10 +18,22 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_code(
-    code: str, *, cwd: str | Path = ROOT, timeout: int = 300, **environment: str
+    code: str, *arguments: object, cwd: str | Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in a fresh process, as ``python -c`` does, and return what it printed."""
-    return start_code(code, cwd=cwd, timeout=timeout, **environment).wait()
+    """Run a program in a fresh process, as ``python -c CODE ARGUMENTS`` does, and return what it printed."""
+    return start_code(code, *arguments, cwd=cwd, **environment).wait()
+
+
+def run_script(script: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python SCRIPT ARGUMENTS`` in a fresh process."""
+    code = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    return run_code(code, script, *arguments, **environment)
+
+
+def run_lazytpu(*arguments: object, cwd: str | Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m lazytpu ARGUMENTS`` in a fresh process."""
+    code = "import runpy; runpy.run_module('lazytpu', run_name='__main__', alter_sys=True)"
+    return run_code(code, *arguments, cwd=cwd, **environment)
 
 
 def run_python(*arguments: object, cwd: str | Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -31,22 +43,7 @@ def run_python(*arguments: object, cwd: str | Path = ROOT, **environment: str) -
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=600, check=False)
 
 
-def run_script(script: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python SCRIPT ARGUMENTS`` in a fresh process."""
-    argv = [str(script), *map(str, arguments)]
-    return run_code(
-        f"import runpy, sys; sys.argv = {argv}; runpy.run_path({str(script)!r}, run_name='__main__')", **environment
-    )
-
-
-def run_lazytpu(*arguments: object, cwd: str | Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m lazytpu ARGUMENTS`` in a fresh process."""
-    argv = ["lazytpu", *map(str, arguments)]
-    code = f"import runpy, sys; sys.argv = {argv}; runpy.run_module('lazytpu', run_name='__main__', alter_sys=True)"
-    return run_code(code, cwd=cwd, **environment)
-
-
-def start_code(code: str, *, cwd: str | Path = ROOT, timeout: int = 300, **environment: str) -> Running:
+def start_code(code: str, *arguments: object, cwd: str | Path = ROOT, **environment: str) -> Running:
     """Start a program in a fresh process; variables of the environment are added to those of this process.
 
     Python, torch and jax have read theirs already: use `run_python` where these are to be other ones.
@@ -54,10 +51,10 @@ def start_code(code: str, *, cwd: str | Path = ROOT, timeout: int = 300, **envir
     streams = TemporaryDirectory(prefix="lazytpu-test-")
     request = {
         "code": textwrap.dedent(code),
+        "arguments": [str(argument) for argument in arguments],
         "cwd": str(cwd),
         "environment": {**os.environ, "PYTHONPATH": str(ROOT), **environment},
         "streams": streams.name,
-        "timeout": timeout,
     }
     return Running(_server().ask(request), streams)
 
