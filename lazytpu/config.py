@@ -42,6 +42,9 @@ class Config:
         False, "raise at the next read when an index was out of range; off, reads are clamped and writes dropped"
     )
     eager: bool = _setting(False, "for debugging: run each op at once, so that errors are raised at their line; slow")
+    verify: str = _setting(
+        "", "first: run each program once beside torch's CPU kernels, raise where they differ; slow", ("", "first")
+    )
     dump: str = _setting("", "folder for the IR, StableHLO and HLO of every compiled graph")
     log: str = _setting(
         "warning",

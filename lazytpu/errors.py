@@ -36,6 +36,10 @@ class ExecutionError(LazyTPUError):
     """A compiled graph failed while it ran."""
 
 
+class VerificationError(LazyTPUError):
+    """A compiled graph computes something else than torch's CPU kernels (``lazytpu.config.verify``)."""
+
+
 class DonatedBufferError(LazyTPUError):
     """A buffer was read after its memory went to the outputs of a graph."""
 

@@ -28,6 +28,9 @@ class Observer:
     def graph_cut(self, key: Any) -> None:
         """A graph is about to run; ``key`` has its outputs and donated inputs."""
 
+    def executable_made(self, executable: Any) -> None:
+        """An executable was compiled, or loaded from disk, and has not run (`runtime.executable.Executable`)."""
+
     def graph_compiled(self, compilation: Any) -> None:
         """A graph was compiled, or loaded from disk (`diagnosis.events.Compilation`)."""
 

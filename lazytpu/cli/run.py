@@ -105,6 +105,10 @@ def run(
     metrics: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what each step cost there, one JSON object a line.")
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Run each program once beside torch's CPU kernels; raise where they differ."),
+    ] = False,
     compat: Annotated[
         list[str] | None,
         typer.Option(
@@ -124,6 +128,8 @@ def run(
         raise typer.BadParameter(f"there is no shim for {', '.join(unknown)}", param_hint="--compat")
     needed = [shims.SHIMS[name] for name in compat or ()] or shims.needed_by(script, module)
     shims.rename_device(needed)
+    if verify:
+        lazytpu.config.verify = "first"
     if dump is not None:
         lazytpu.config.dump = str(dump)
     if passes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from lazytpu.debug.on_cpu import run_on_cpu, why_not, wide
-from lazytpu.debug.values import PendingGraph, describe, observing, results_of
+from lazytpu.debug.on_cpu import ScalarInputs, run_on_cpu, why_not, wide
+from lazytpu.debug.values import describe, observing, results_of
 from lazytpu.ir.tree import Node, Value, operands
 from lazytpu.location.site import UNKNOWN, Site
 
@@ -109,14 +110,20 @@ def check(function: Callable[..., object], *args: object, rtol: float | None = N
         >>> assert lazytpu.debug.check(train_step, x, y).ok  # doctest: +SKIP
     """
     found = Checked()
-    with observing(lambda pending: _check_graph(pending, found, rtol), "check"):
+    with observing(lambda pending: compare_ops(pending.last.path(), pending, found, rtol), "check"):
         held = function(*args, **kwargs)  # until the cut
     del held
     return found
 
 
-def _check_graph(pending: PendingGraph, found: Checked, rtol: float | None) -> None:
-    path = pending.last.path()
+class DeviceValues(ScalarInputs, Protocol):
+    """Knows the values of a graph on the device."""
+
+    def contents(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]: ...
+
+
+def compare_ops(path: Sequence[Node], device: DeviceValues, found: Checked, rtol: float | None) -> None:
+    """Compare the ops of a graph one by one, up to the first that differs, and add to what is ``found``."""
     last_use = {x: i for i, node in enumerate(path) for x in operands(node) if type(x) is Value}
     known: dict[Value, torch.Tensor] = {}
     done = 0
@@ -124,15 +131,15 @@ def _check_graph(pending: PendingGraph, found: Checked, rtol: float | None) -> N
         if not found.ok:
             return
         wanted = [x for node in chunk for x in operands(node) if type(x) is Value and x.node is None and x not in known]
-        known |= pending.contents([*wanted, *[v for node in chunk for v in results_of(node)]])
+        known |= device.contents([*wanted, *[v for node in chunk for v in results_of(node)]])
         for node in chunk:
             if found.ok:
-                _check_op(node, known, pending, found, rtol)
+                _check_op(node, known, device, found, rtol)
         done += len(chunk)
         known = {v: held for v, held in known.items() if last_use.get(v, -1) >= done}
 
 
-def _chunks(path: list[Node]) -> Iterator[list[Node]]:
+def _chunks(path: Sequence[Node]) -> Iterator[list[Node]]:
     chunk: list[Node] = []
     size = 0
     for node in path:
@@ -147,13 +154,13 @@ def _chunks(path: list[Node]) -> Iterator[list[Node]]:
 
 
 def _check_op(
-    node: Node, known: dict[Value, torch.Tensor], pending: PendingGraph, found: Checked, rtol: float | None
+    node: Node, known: dict[Value, torch.Tensor], scalars: ScalarInputs, found: Checked, rtol: float | None
 ) -> None:
     reason = why_not(node)
     theirs: list[torch.Tensor | None] = []
     if not reason:
         try:
-            theirs = run_on_cpu(node, known, pending)
+            theirs = run_on_cpu(node, known, scalars)
         except Exception as error:  # the CPU's kernel refuses the operands
             reason = f"fails on the CPU: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
     if reason:
@@ -162,13 +169,13 @@ def _check_op(
     found.compared += 1
     for index, (value, right) in enumerate(zip(node.values, theirs, strict=True)):
         if value is not None and right is not None:
-            wrong = _differing(known[value], right, rtol)
-            if bool(wrong.any()) and not _is_rounding(node, index, known, right, pending):
+            wrong = differing(known[value], right, rtol)
+            if bool(wrong.any()) and not _is_rounding(node, index, known, right, scalars):
                 found.difference = _difference(node, value, known, right, wrong)
                 return
 
 
-def _differing(ours: torch.Tensor, theirs: torch.Tensor, rtol: float | None) -> torch.Tensor:
+def differing(ours: torch.Tensor, theirs: torch.Tensor, rtol: float | None) -> torch.Tensor:
     """Return where they differ by more than is allowed."""
     if theirs.dtype not in _TOLERANCES:
         return ours != theirs
@@ -186,13 +193,13 @@ def _scale(x: torch.Tensor) -> float:
 
 
 def _is_rounding(
-    node: Node, index: int, known: dict[Value, torch.Tensor], theirs: torch.Tensor, pending: PendingGraph
+    node: Node, index: int, known: dict[Value, torch.Tensor], theirs: torch.Tensor, scalars: ScalarInputs
 ) -> bool:
     """Return whether the CPU's result is about as far from that in float64."""
     if theirs.dtype not in _TOLERANCES or theirs.dtype in (torch.float64, torch.complex128):
         return False
     try:
-        exact = run_on_cpu(node, known, pending, double=True)[index]
+        exact = run_on_cpu(node, known, scalars, double=True)[index]
     except Exception:  # no kernel for float64
         return False
     value = node.values[index]

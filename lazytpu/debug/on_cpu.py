@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from lazytpu.debug.composed import COMPOSED, is_random
-from lazytpu.debug.values import PendingGraph
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.ir.types import TensorType, overlaps
@@ -33,25 +32,31 @@ def why_not(node: Node) -> str:
     return ""
 
 
+class ScalarInputs(Protocol):
+    """Knows the scalar inputs of a graph."""
+
+    def scalar(self, x: Number) -> float | complex: ...
+
+
 def run_on_cpu(
-    node: Node, contents: dict[Value, torch.Tensor], pending: PendingGraph, *, double: bool = False
+    node: Node, contents: Mapping[Value, torch.Tensor], scalars: ScalarInputs, *, double: bool = False
 ) -> list[torch.Tensor | None]:
     """Compute the results of an op, one for each of ``node.values``, with torch's CPU kernels.
 
     Args:
         contents: contents of its tensor operands.
-        pending: the graph the op is from, for its scalar inputs.
-        double: compute in float64, to see which of two results is more accurate.
+        scalars: the graph the op is from, for its scalar inputs.
+        double: compute in float64, to see which of two results is more accurate; operands may be in float64 already.
     """
 
     def on_cpu(x: object) -> object:
         if type(x) is Value:
-            tensor = laid_out(contents[x], x.layout)
-            return wide(tensor) if double and tensor.dtype in _WIDER else tensor
+            dtype = _WIDER.get(x.layout.dtype, x.layout.dtype) if double else x.layout.dtype
+            return laid_out(contents[x].to(dtype), x.layout)
         if type(x) is Number:
             if x.dtype == "rng":
                 return None
-            number = pending.scalar(x)
+            number = scalars.scalar(x)
             if isinstance(x.dtype, torch.dtype):
                 return torch.tensor(number, dtype=_WIDER.get(x.dtype, x.dtype) if double else x.dtype)
             return x.dtype(number)
@@ -82,7 +87,6 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 def laid_out(contents: torch.Tensor, layout: TensorType) -> torch.Tensor:
     """Return a copy with the strides of a layout, because some ops look at strides."""
-    contents = contents.to(layout.dtype)
     repeated = [dim for dim, (n, s) in enumerate(zip(layout.size, layout.stride, strict=True)) if s == 0 and n > 1]
     if overlaps(layout.size, layout.stride) and not repeated:
         return contents.clone()
@@ -90,4 +94,4 @@ def laid_out(contents: torch.Tensor, layout: TensorType) -> torch.Tensor:
     for dim in repeated:
         part = part.narrow(dim, 0, 1)
     stride = [1 if dim in repeated else s for dim, s in enumerate(layout.stride)]
-    return torch.empty_strided(part.shape, stride, dtype=layout.dtype).copy_(part).expand(layout.size)
+    return torch.empty_strided(part.shape, stride, dtype=part.dtype).copy_(part).expand(layout.size)

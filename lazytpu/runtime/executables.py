@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 from lazytpu.config import config
 from lazytpu.ir.graph import Graph
+from lazytpu.observers import notify
 from lazytpu.passes.uniform_scalars import are_uniform, with_uniform
 from lazytpu.runtime import client, compiler
 from lazytpu.runtime.disk_cache import lookup
@@ -37,6 +38,7 @@ def executable_for(
     graph.verify()
     made = _load_or_compile(graph)
     _keep(made)
+    notify("executable_made", made)
     return made, True
 
 
