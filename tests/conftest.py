@@ -10,6 +10,7 @@ import pytest
 import torch
 
 os.environ["LAZYTPU_DISK_CACHE"] = "0"  # tests compile, whatever the user's cache holds; read at import
+os.environ.setdefault("LAZYTPU_COMPILE_AFTER", "1")  # and at once; tests/runtime/test_tiers.py is about the default
 # Most of the suite's time was LLVM's; what is about numerics compiles with its optimisations (`optimized`).
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 

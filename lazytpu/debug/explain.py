@@ -23,6 +23,9 @@ def explain() -> str:
     waited = "waited {} ms for the device"
     sections = {
         _compiled(): [f"  {line}" for event in events.compilations for line in events.lines_of(event)],
+        "graphs that ran op by op, without a program, as they were new (lazytpu.config.compile_after)": [
+            f"  {n} x {why}, at {line}" for (why, line), n in events.interpretations.most_common()
+        ],
         "scalars made dynamic because they changed": [f"  {o} {a} at {line}" for o, a, line in events.dynamic_scalars],
         "compiled functions that are recorded in every call": [f"  {f}: {why}" for f, why in events.unreplayed],
         "compiled functions that were recorded again": [

@@ -1,18 +1,19 @@
-"""Run one recorded op on the CPU, with the operands it had on the device."""
+"""Run one recorded op on the CPU, with the operands it had on the device, in its dtypes or in float64."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
-from lazytpu.debug.composed import COMPOSED, is_random
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value
-from lazytpu.ir.types import TensorType, overlaps
+from lazytpu.passes.clone import cloned
+from lazytpu.runtime.composed import is_random
+from lazytpu.runtime.cpu_kernels import call_kernel, laid_out, plain_torch, scalar_operand
 
 # Ops with several right results: signs and bases of factors.
 _SEVERAL_ANSWERS = re.compile(r"svd|eig|(?<!s)qr|householder|lobpcg")
@@ -49,25 +50,18 @@ def run_on_cpu(
         double: compute in float64, to see which of two results is more accurate; operands may be in float64 already.
     """
 
-    def on_cpu(x: object) -> object:
+    def operand(x: Value | Number) -> object:
         if type(x) is Value:
             dtype = _WIDER.get(x.layout.dtype, x.layout.dtype) if double else x.layout.dtype
             return laid_out(contents[x].to(dtype), x.layout)
-        if type(x) is Number:
-            if x.dtype == "rng":
-                return None
-            number = scalars.scalar(x)
-            if isinstance(x.dtype, torch.dtype):
-                return torch.tensor(number, dtype=_WIDER.get(x.dtype, x.dtype) if double else x.dtype)
-            return x.dtype(number)
-        return _WIDER.get(x, x) if double and isinstance(x, torch.dtype) else x
+        assert type(x) is Number
+        found = scalar_operand(x, scalars.scalar(x) if x.dtype != "rng" else 0)
+        return wide(found) if double and isinstance(found, torch.Tensor) else found
 
-    args, kwargs = tree_map(on_cpu, (list(node.args), dict(node.kwargs)), is_leaf=lambda x: type(x) in (Value, Number))
-    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
-        kernel: Callable[..., Any] = COMPOSED.get(node.op.recorded, node.op.recorded)
-        flat = tree_flatten(kernel(*args, **kwargs), is_leaf=lambda x: x is None)[0]
+    with plain_torch():
+        found = call_kernel(_widened(node) if double else node, operand)
     results: list[torch.Tensor | None] = []
-    for value, result in zip(node.values, flat, strict=True):
+    for value, result in zip(node.values, found, strict=True):
         if value is None or result is None:
             results.append(None)
             continue
@@ -80,18 +74,14 @@ _WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.flo
 _WIDER |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
+def _widened(node: Node) -> Node:
+    """Return the node with double precision where it names a dtype."""
+    args, kwargs = tree_map(
+        lambda x: _WIDER.get(x, x) if isinstance(x, torch.dtype) else x, (list(node.args), dict(node.kwargs))
+    )
+    return cloned(node, tuple(args), kwargs, results=True)
+
+
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in double precision, with its strides."""
     return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
-
-
-def laid_out(contents: torch.Tensor, layout: TensorType) -> torch.Tensor:
-    """Return a copy with the strides of a layout, because some ops look at strides."""
-    repeated = [dim for dim, (n, s) in enumerate(zip(layout.size, layout.stride, strict=True)) if s == 0 and n > 1]
-    if overlaps(layout.size, layout.stride) and not repeated:
-        return contents.clone()
-    part = contents
-    for dim in repeated:
-        part = part.narrow(dim, 0, 1)
-    stride = [1 if dim in repeated else s for dim, s in enumerate(layout.stride)]
-    return torch.empty_strided(part.shape, stride, dtype=part.dtype).copy_(part).expand(layout.size)

@@ -23,7 +23,7 @@ from lazytpu.debug.on_cpu import run_on_cpu, why_not, wide
 from lazytpu.debug.values import results_of
 from lazytpu.errors import VerificationError
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.tree import Node, Number, Value, operands
+from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.location.site import UNKNOWN
 from lazytpu.observe import logs, metrics
 from lazytpu.observers import Observer, add
@@ -53,7 +53,7 @@ class _FirstRun:
         if problem:
             raise VerificationError(problem, fix="report it, with lazytpu.stablehlo_text() of the step")
         executable.compiled = executable.call = self._compiled_
-        metrics.count("verified")
+        metrics.count("verified_program")
         return results
 
     def __getattr__(self, name: str) -> Any:
@@ -126,7 +126,7 @@ class _Program:
     def _on_cpu(self, inputs: Contents, *, double: bool = False) -> Contents:
         """Return the outputs as the CPU computes them, in float64 if ``double``."""
         known, kept = dict(inputs), set(self.graph.outputs)
-        last_use = _last_uses(self.graph)
+        last_use = self.graph.last_uses()
         for index, node in enumerate(self.graph.nodes):
             known |= self._results(node, known, double)
             for v in last_use[index]:
@@ -157,19 +157,6 @@ class _Program:
             f"right by itself: the result of {node.op.name} is {ours[at].item()} instead of {theirs[at].item()} at "
             f"{list(at)}; {int(wrong.sum())} of {wrong.numel()} elements\n  at    {(node.site or UNKNOWN).describe()}"
         )
-
-
-def _last_uses(graph: Graph) -> list[list[Value]]:
-    """Return for each node the values that no later node uses."""
-    found: list[list[Value]] = [[] for _ in graph.nodes]
-    seen: set[Value] = set()
-    for index in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[index]
-        for v in [*operands(node), *results_of(node)]:
-            if type(v) is Value and v not in seen:
-                seen.add(v)
-                found[index].append(v)
-    return found
 
 
 def _is_off(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> bool:

@@ -107,6 +107,7 @@ reads: dict[tuple[str, str], Tally] = {}  # the same for reads and waits that fo
 fallbacks: dict[tuple[str, str], Tally] = {}  # (op, line)
 dynamic_scalars: dict[tuple[str, str, str], None] = {}  # (op, argument, line) in order
 unreplayed: dict[tuple[str, str], None] = {}  # (function, why it is recorded in every call) in order
+interpretations: Counter[tuple[str, str]] = Counter()  # (why the graph was new, line) -> how many ran op by op
 rerecorded: Counter[tuple[str, str]] = Counter()  # (function, what changed around it) -> how often it was recorded anew
 
 MAX_KEPT = 1000
@@ -140,6 +141,15 @@ def compiled(graph: Graph, cause: Cause, executable: Any, end: Site = UNKNOWN) -
     done = metrics.counter("compile") + metrics.counter("disk_hit")  # a warm cache must not hide a recompilation
     if config.max_compiles and done > config.max_compiles:
         _over_budget(event, done)
+
+
+def interpreted(graph: Graph, cause: Cause) -> None:
+    """Note that a graph ran op by op because it was new, and why it was."""
+    metrics.count("interpret")
+    interpretations[cause.headline, cause.site.describe()] += 1
+    if logs.is_on("compile"):
+        text = "interpreted a graph of %d ops, which is new: %s (%s)"
+        logs.note("compile", text, len(graph.nodes), cause.headline, cause.site.describe())
 
 
 def torch_flags() -> dict[str, Any]:
@@ -278,7 +288,7 @@ def recorded_again(function: str, change: str) -> None:
 
 def reset() -> None:
     """Forget everything noted (compilations keep counting)."""
-    for noted in (compilations, cuts, reads, fallbacks, dynamic_scalars, unreplayed, rerecorded):
+    for noted in (compilations, cuts, reads, fallbacks, dynamic_scalars, unreplayed, rerecorded, interpretations):
         noted.clear()
 
 

@@ -67,6 +67,17 @@ class Graph:
         text = f"{self.counts} {graph_text(self, sites=False)}"  # arrays of numbers are as long as the path has them
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def last_uses(self) -> list[list[Value]]:
+        """Return for each node the values that are not needed after it; outputs among them."""
+        found: list[list[Value]] = []
+        seen: set[Value] = set()
+        for node in reversed(self.nodes):
+            used = [x for x in operands(node) if type(x) is Value]
+            ending = {v for v in (*used, *node.values) if v is not None and v not in seen}
+            found.append([*ending])
+            seen |= ending
+        return found[::-1]
+
     def verify(self) -> None:
         """Checks that every operand is an input or the result of an earlier node.
 

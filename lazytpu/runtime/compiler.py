@@ -92,8 +92,8 @@ def settings() -> dict[str, Any]:
 
 
 @regions.region("compile")
-def compile_graph(graph: Graph) -> Executable:
-    """Lower a graph and compile it with XLA.
+def compile_graph(graph: Graph, counter: str = "compile") -> Executable:
+    """Lower a graph and compile it with XLA; ``counter`` counts it.
 
     Raises:
         LoweringError: a rule failed; names the op and the user's line.
@@ -108,18 +108,18 @@ def compile_graph(graph: Graph) -> Executable:
         except Exception as error:
             raise failure(CompileError, "could not compile", graph, error) from error
     end = time.perf_counter()
-    metrics.count("compile")
+    metrics.count(counter)
     metrics.add_time("lower", middle - start)
     metrics.add_time("compile", end - middle)
     return executable_of(graph, compiled, middle - start, end - middle)
 
 
 def executable_of(
-    graph: Graph, compiled: Any, lower_s: float = 0.0, compile_s: float = 0.0, load_s: float = 0.0
+    graph: Graph, compiled: Any, lower_s: float = 0.0, compile_s: float = 0.0, **others: Any
 ) -> Executable:
-    """Wrap what XLA compiled, or what was loaded from disk."""
+    """Wrap what XLA compiled, what was loaded from disk, or what runs a graph without either."""
     return Executable(
-        graph, compiled, lower_s, compile_s, smallest_result(graph), donated_bytes(graph), settings(), load_s=load_s
+        graph, compiled, lower_s, compile_s, smallest_result(graph), donated_bytes(graph), settings(), **others
     )
 
 

@@ -24,6 +24,7 @@ class Executable:
         load_s: seconds it took to load it from disk, where it was not compiled in this process.
         usage: how it was used.
         difference: setting or version that changed since the graph was kept on disk, where that is why it was compiled.
+        interpreted: its ops run one by one, and there is no program.
         call: starts it, like ``compiled``.
         flat: starts it with all arrays one by one, which is less to unpack; None before `launch.flat_call` made it.
     """
@@ -38,6 +39,7 @@ class Executable:
     usage: Usage = field(default_factory=Usage)
     load_s: float = 0.0
     difference: str = ""
+    interpreted: bool = False
     call: Any = field(init=False)
     flat: Any = None
 

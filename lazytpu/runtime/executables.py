@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from lazytpu.config import config
 from lazytpu.ir.graph import Graph
@@ -18,13 +18,19 @@ executables = LeastRecent(config.max_executables)  # by `_name`
 
 
 def executable_for(
-    graph: Graph, scalars: tuple[Sequence[float], Sequence[int]] | None = None
+    graph: Graph,
+    scalars: tuple[Sequence[float], Sequence[int]] | None = None,
+    *,
+    instead: Callable[[Graph], Executable | None] = lambda graph: None,
+    counter: str = "compile",
 ) -> tuple[Executable, bool]:
     """Return the executable of a graph, and whether it was compiled, or loaded from disk, just now.
 
     Args:
         scalars: the step's floats and ints, for an executable that is only for steps like this one (see `fits`);
             without them it is for any.
+        instead: makes what runs a graph that is neither in memory nor on disk, and is not kept; None to compile it.
+        counter: what counts a graph that is compiled.
 
     Raises:
         LoweringError: a rule failed; names the op and the user's line.
@@ -36,19 +42,27 @@ def executable_for(
     if known is not None:
         return known, False
     graph.verify()
-    made = _load_or_compile(graph)
+    key = lookup.key_of(graph)
+    made = _load(graph, key)
+    if made is None:
+        other = instead(graph)
+        if other is not None:
+            return other, False
+        made = _compile(graph, key, counter)
     _keep(made)
     notify("executable_made", made)
     return made, True
 
 
-def _load_or_compile(graph: Graph) -> Executable:
-    """Load the executable from the disk cache, or compile the graph and write it back."""
-    key = lookup.key_of(graph)
+def _load(graph: Graph, key: str) -> Executable | None:
+    """Load the executable of a graph from the disk cache."""
     found = lookup.load(key, *compiler.argument_types(graph))
-    if found is not None:
-        return compiler.executable_of(graph, found[0], load_s=found[1])
-    made = compiler.compile_graph(graph)
+    return None if found is None else compiler.executable_of(graph, found[0], load_s=found[1])
+
+
+def _compile(graph: Graph, key: str, counter: str) -> Executable:
+    """Compile a graph and write it to the disk cache."""
+    made = compiler.compile_graph(graph, counter)
     made.difference = lookup.difference(key)
     lookup.keep(key, made.compiled)
     return made

@@ -83,7 +83,7 @@ def start(executable: Executable, donated: list[Any], retained: list[Any], scala
             outputs: Sequence[Any] = executable.compiled(donated, retained, *scalars)
         except jax.errors.JaxRuntimeError as error:
             raise failure(ExecutionError, "could not run", executable.graph, error) from error
-    metrics.add_time("dispatch", time.perf_counter() - began)
+    metrics.add_time("interpret" if executable.interpreted else "dispatch", time.perf_counter() - began)
     if timed and finished(outputs):
         run_s = time.perf_counter() - began
         usage.run_s = run_s if usage.runs <= 2 else 0.5 * (usage.run_s + run_s)

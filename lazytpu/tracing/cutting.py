@@ -27,7 +27,7 @@ from lazytpu.tracing.planning import Plan, Planner, plan_of
 recorded: deque[tuple[Node, Usage]] = deque(maxlen=1000)
 _CUT, _WAIT = metrics.timer("cut"), metrics.timer("wait")
 # What happens in a cut and is not its own time.
-_TIMED_APART = [_WAIT, *map(metrics.timer, ("lower", "compile", "load", "dispatch", "dump"))]
+_TIMED_APART = [_WAIT, *map(metrics.timer, ("lower", "compile", "load", "dispatch", "interpret", "dump"))]
 
 
 @regions.region("cut", detail="reason")

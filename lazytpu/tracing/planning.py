@@ -11,10 +11,13 @@ from lazytpu.diagnosis.diagnose import cause_of, cause_of_scalars
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Value, trace
 from lazytpu.observe import metrics
-from lazytpu.runtime import compiler, executables, index_checks
+from lazytpu.runtime import compiler, executables, index_checks, tiers
 from lazytpu.runtime.executable import Executable
+from lazytpu.runtime.least_recent import LeastRecent
 from lazytpu.tensors.storage import Storage
 from lazytpu.tracing import input_origins
+
+_causes = LeastRecent(1000)  # the key of a graph that was interpreted: why it was new then
 
 
 class Plan:
@@ -44,27 +47,39 @@ def plan_of(outputs: tuple[Value, ...], donated: tuple[Value, ...], checks: bool
         metrics.count("cache_hit")
         return Plan(known, inputs)
     graph = graph_of(node, outputs, donated, index_checks.checked_nodes(node) if checks else ())
-    executable = executable_of(graph, key, known if known and not fitting else None)
+    executable = executable_of(graph, key, known if known and not fitting else None, tiers.interpreted_at_first)
     inputs = tuple([v.index for v in graph.inputs])
-    node.executables[key] = weakref.ref(executable), inputs
+    if not executable.interpreted:
+        node.executables[key] = weakref.ref(executable), inputs
     return Plan(executable, inputs)
 
 
-def executable_of(graph: Graph, key: Any, unfit: Executable | None = None) -> Executable:
+def executable_of(
+    graph: Graph,
+    key: Any,
+    unfit: Executable | None = None,
+    instead: Callable[[Graph], Executable | None] = lambda graph: None,
+) -> Executable:
     """Find or compile a graph of the path that ends at the cursor, and note the cause.
 
     Args:
         unfit: one that the step's numbers do not fit (`runtime.fits`); then the executable is for any numbers, else
             for numbers like these.
+        instead: makes what runs a graph that is neither in memory nor on disk; None to compile it.
     """
-    executable, compiled = executables.executable_for(graph, None if unfit else (trace.floats, trace.ints))
+    scalars = None if unfit else (trace.floats, trace.ints)
+    executable, compiled = executables.executable_for(graph, scalars, instead=instead)
+    if not compiled and not executable.interpreted:
+        metrics.count("cache_hit")
+        return executable
+    context = input_origins.context()
+    if unfit is not None:
+        cause = cause_of_scalars(unfit.graph, trace.floats, trace.ints)
+    else:
+        cause = _causes.pop(graph.key, None) or cause_of(trace, key, context)
     if compiled:
-        context = input_origins.context()
-        if unfit is None:
-            cause = cause_of(trace, key, context)
-        else:
-            cause = cause_of_scalars(unfit.graph, trace.floats, trace.ints)
         events.compiled(executable.graph, cause, executable, context.end)
     else:
-        metrics.count("cache_hit")
+        events.interpreted(executable.graph, cause)
+        _causes.keep(graph.key, cause)
     return executable

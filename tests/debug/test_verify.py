@@ -34,8 +34,8 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Graph], bool
     compile_graph = compiler.compile_graph
 
     def spoil(chosen: Callable[[Graph], bool]) -> None:
-        def spoiled_compile(graph: Graph) -> Executable:
-            made = compile_graph(graph)
+        def spoiled_compile(graph: Graph, *others: Any) -> Executable:
+            made = compile_graph(graph, *others)
             if chosen(graph):
                 compiled = made.compiled
 
@@ -52,7 +52,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Graph], bool
 
 
 def verified() -> int:
-    return lazytpu.metrics.counter("verified")
+    return lazytpu.metrics.counter("verified_program")
 
 
 def test_training_is_verified_once_a_program(device: torch.device) -> None:
@@ -143,7 +143,7 @@ def test_the_command(tmp_path: Any) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import torch, lazytpu\nprint((torch.ones(3, device='tpu') + 1).sum().item())\n"
-        "print(lazytpu.metrics.counter('verified'))\n"
+        "print(lazytpu.metrics.counter('verified_program'))\n"
     )
     done = run_lazytpu("run", "--verify", script)
     assert done.stdout.splitlines() == ["6.0", "1"], done.stderr

@@ -1,0 +1,56 @@
+"""Run one recorded op with torch's CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.ir.types import TensorType, overlaps
+from lazytpu.passes.clone import replaced
+from lazytpu.runtime.composed import COMPOSED
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Call torch's kernels inside as if the caller had set nothing: no gradients, default device or autocast."""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def call_kernel(node: Node, operand: Callable[[Value | Number], object]) -> list[torch.Tensor | None]:
+    """Call the CPU kernel of an op, inside `plain_torch`; return a result for each of ``node.values``.
+
+    Args:
+        operand: what the kernel takes for a tensor or a scalar input.
+    """
+    kernel: Callable[..., Any] = COMPOSED.get(node.op.recorded, node.op.recorded)
+    args = [replaced(x, operand) for x in node.args]
+    kwargs = {name: replaced(x, operand) for name, x in node.kwargs.items()}
+    results: list[torch.Tensor | None] = tree_flatten(kernel(*args, **kwargs), is_leaf=lambda x: x is None)[0]
+    return results
+
+
+def scalar_operand(x: Number, number: complex) -> object:
+    """Return what a kernel takes for a scalar input: a Python number, or a 0-dim tensor where torch had one."""
+    if x.dtype == "rng":
+        return None
+    return torch.tensor(number, dtype=x.dtype) if isinstance(x.dtype, torch.dtype) else x.dtype(number)
+
+
+def laid_out(contents: torch.Tensor, layout: TensorType) -> torch.Tensor:
+    """Return a tensor with the strides of a layout, because some ops look at strides: a copy where it has others."""
+    if contents.stride() == layout.stride:
+        return contents
+    repeated = [dim for dim, (n, s) in enumerate(zip(layout.size, layout.stride, strict=True)) if s == 0 and n > 1]
+    if overlaps(layout.size, layout.stride) and not repeated:
+        return contents
+    part = contents
+    for dim in repeated:
+        part = part.narrow(dim, 0, 1)
+    stride = [1 if dim in repeated else s for dim, s in enumerate(layout.stride)]
+    return torch.empty_strided(part.shape, stride, dtype=part.dtype).copy_(part).expand(layout.size)

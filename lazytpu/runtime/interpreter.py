@@ -1,0 +1,184 @@
+"""Run a graph op by op on a CPU, with torch's own kernels on the memory of the graph's buffers, without compiling it.
+
+An op that uses random numbers, has a body or has no kernel on the CPU, or whose kernel raises (one of XLA's clamps an
+index instead), runs by its lowering rule, compiled by itself: its numbers are those of the compiled graph.  Nothing is
+copied but what a buffer cannot be: results that are not row-major, or that share memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from lazytpu.dtypes import to_numpy, to_torch
+from lazytpu.ir.graph import Graph
+from lazytpu.ir.subgraph import Subgraph
+from lazytpu.ir.tree import Node, Number, Value
+from lazytpu.passes.clone import cloned, replaced
+from lazytpu.runtime import client, compiler, executables
+from lazytpu.runtime.composed import is_random
+from lazytpu.runtime.cpu_kernels import call_kernel, laid_out, plain_torch, scalar_operand
+from lazytpu.runtime.executable import Executable
+
+Contents = dict[Value, torch.Tensor]
+Scalars = tuple[Any, Any, Any]
+_COUNTS = {"f": 0, "i": 1, "c": 2}
+
+
+def interpreted(graph: Graph) -> Executable:
+    """Return what runs a graph once as an executable does, and donates nothing."""
+    graph = replace(graph, donated=())
+    return compiler.executable_of(graph, Interpretation(graph), interpreted=True)
+
+
+class Interpretation:
+    """A graph that is called as jax's executable of it would be."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._last_uses = graph.last_uses()
+
+    def __call__(self, donated: list[Any], retained: list[Any], *scalars: Any) -> list[Any]:
+        """Compute the outputs."""
+        graph = self.graph
+        kept = {*graph.outputs}
+        with plain_torch(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # buffers are read-only, and nobody writes to them
+            contents = {v: _tensor(x, v) for v, x in zip(graph.inputs, retained, strict=True)}
+            taken = {t.untyped_storage().data_ptr() for t in contents.values()}
+            run = _Run(graph, contents, scalars)
+            for node, dead in zip(graph.nodes, self._last_uses, strict=True):
+                contents.update(run.results(node))
+                for value in dead:
+                    if value not in kept:
+                        contents.pop(value, None)
+            return [_buffer(contents[v], taken) for v in graph.outputs]
+
+
+class _Run:
+    """One run of a graph: what its ops take and give."""
+
+    def __init__(self, graph: Graph, contents: Contents, scalars: Scalars) -> None:
+        self.contents, self.scalars = contents, scalars
+        self._outputs = {*graph.outputs}
+
+    def results(self, node: Node) -> Contents:
+        """Return the results of an op that are there."""
+        if not needs_rule(node):
+            try:
+                return self._by_kernel(node)
+            except Exception:  # no kernel for these operands, or an error that XLA's op does not make
+                pass
+        return self._by_rule(node)
+
+    def _by_kernel(self, node: Node) -> Contents:
+        found: Contents = {}
+        for value, result in zip(node.values, call_kernel(node, self._operand), strict=True):
+            if value is None:
+                continue
+            if result is None:
+                if value in self._outputs:
+                    raise NotImplementedError(node.op.name)
+                continue
+            if tuple(result.shape) != value.layout.size:
+                raise NotImplementedError(node.op.name)
+            result = result.to(value.layout.dtype)
+            if "empty" in node.op.name:
+                result.zero_()
+            found[value] = laid_out(result, value.layout)
+        return found
+
+    def _operand(self, x: Value | Number) -> object:
+        if type(x) is Value:
+            return self.contents[x] if x in self.contents else None  # what a composed op does not return or need
+        assert type(x) is Number
+        return scalar_operand(x, self._number(x).item() if x.dtype != "rng" else 0)
+
+    def _number(self, x: Number) -> Any:
+        pack = self.scalars[_COUNTS[x.kind]]
+        return pack[x.index : x.index + 2] if x.dtype == "rng" else pack[x.index]
+
+    def _by_rule(self, node: Node) -> Contents:
+        graph, inputs, numbers = alone(node)
+        executable, _ = executables.executable_for(graph, counter="compile_op")
+        buffers = [jax.device_put(_host(self.contents[v]), client.device()) for v in inputs]
+        packs = [self._pack(kind, [n for n in numbers if n.kind == kind]) for kind in _COUNTS]
+        results = executable.compiled([], buffers, *packs)
+        made = [v for v in node.values if v is not None]
+        return {v: laid_out(_tensor(x, v), v.layout) for v, x in zip(made, results, strict=True)}
+
+    def _pack(self, kind: str, numbers: list[Number]) -> Any:
+        if not numbers:
+            return None
+        return np.concatenate([np.atleast_1d(self._number(n)) for n in numbers])
+
+
+def needs_rule(node: Node) -> bool:
+    """Return whether an op gives other results by a kernel of torch's, or has none."""
+    if is_random(node) or getattr(node.op.recorded, "namespace", "") not in ("aten", "prims"):
+        return True
+    return any(isinstance(x, Subgraph) for x in (*node.args, *node.kwargs.values()))
+
+
+def alone(node: Node) -> tuple[Graph, list[Value], list[Number]]:
+    """Return a graph of one op, equal for equal ops; and which values and scalar inputs of its graph it takes."""
+    inputs: dict[Value, Value] = {}
+    numbers: dict[Number, Number] = {}
+    counts = [0, 0, 0]
+
+    def own(x: Value | Number) -> Value | Number:
+        if type(x) is Value:
+            return inputs.setdefault(x, Value(None, len(inputs), x.layout))
+        assert type(x) is Number
+        if x not in numbers:
+            at = _COUNTS[x.kind]
+            numbers[x] = Number(x.kind, counts[at], x.dtype)
+            counts[at] += 2 if x.dtype == "rng" else 1
+        return numbers[x]
+
+    args = tuple(replaced(x, own) for x in node.args)
+    kwargs = {name: replaced(x, own) for name, x in node.kwargs.items()}
+    copy = cloned(node, args, kwargs, results=False)
+    outputs = tuple(v for v in copy.values if v is not None)
+    nf, ni, nc = counts
+    return Graph((copy,), tuple(inputs.values()), outputs, (), (nf, ni, nc)), [*inputs], [*numbers]
+
+
+def _tensor(buffer: Any, value: Value) -> torch.Tensor:
+    """Return the contents of a buffer as a tensor of a layout, which shares its memory where it can."""
+    host = np.asarray(buffer)
+    dtype = to_torch(host.dtype)
+    if not host.size:
+        flat = torch.empty(host.shape, dtype=dtype)
+    else:
+        flat = torch.from_numpy(host.reshape(-1).view(np.uint8)).view(dtype).reshape(host.shape)
+    return laid_out(flat.to(value.layout.dtype), value.layout)
+
+
+def _buffer(tensor: torch.Tensor, taken: set[int]) -> Any:
+    """Return a buffer with the contents of a tensor: with its memory, unless that is not its own or is ``taken``."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype is torch.complex32:
+        tensor = tensor.to(torch.complex64)
+    storage = tensor.untyped_storage()
+    if not tensor.is_contiguous() or storage.nbytes() != tensor.nbytes or storage.data_ptr() in taken:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    taken.add(tensor.untyped_storage().data_ptr())
+    return jax.device_put(_host(tensor), client.device())
+
+
+def _host(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the memory of a tensor as a row-major array of XLA's dtype."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype is torch.complex32:
+        tensor = tensor.to(torch.complex64)
+    wanted = to_numpy(tensor.dtype)
+    if not tensor.numel():
+        return np.empty(tuple(tensor.shape), wanted)
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
+    return np.from_dlpack(flat.view(torch.uint8)).view(wanted).reshape(tuple(tensor.shape))

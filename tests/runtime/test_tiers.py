@@ -1,0 +1,198 @@
+"""Graphs that are new are interpreted, those that come again are compiled; both compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lazytpu
+from lazytpu.lowering import registry
+from lazytpu.runtime import executables, tiers
+
+
+@pytest.fixture(autouse=True)
+def interpreting(device: torch.device) -> Iterator[None]:
+    lazytpu.mark_step()
+    executables.forget_executables()
+    tiers.forget()
+    lazytpu.config.compile_after = 2
+    lazytpu.metrics.reset()
+    yield
+    lazytpu.config.compile_after = 1
+
+
+def counts(*names: str) -> tuple[int, ...]:
+    return tuple(lazytpu.metrics.counter(name) for name in names or ("interpret", "compile"))
+
+
+def test_a_graph_is_compiled_when_it_comes_again(device: torch.device) -> None:
+    x = torch.arange(4.0).to(device)
+    seen = []
+    for _ in range(4):
+        assert (x * 2 + 1).sum().item() == 16
+        seen.append(counts())
+    assert seen == [(1, 0), (1, 1), (1, 1), (1, 1)]
+    text = lazytpu.explain()
+    assert "graphs that ran op by op" in text and "1 x the first graph, at test_tiers.py:" in text
+    assert "3 ops" in text and "the first graph" in text.splitlines()[1]
+
+
+def test_the_number_of_times_is_a_setting(device: torch.device) -> None:
+    lazytpu.config.compile_after = 4
+    x = torch.arange(4.0).to(device)
+    for _ in range(5):
+        (x + 1).sum().item()
+    assert counts() == (3, 1)
+
+
+@pytest.mark.parametrize("name, value", [("compile_after", 1), ("verify", "first"), ("eager", True)])
+def test_some_settings_compile_always(device: torch.device, name: str, value: Any) -> None:
+    before = getattr(lazytpu.config, name)
+    setattr(lazytpu.config, name, value)
+    try:
+        assert (torch.arange(4.0).to(device) * 3).sum().item() == 18
+        assert counts("interpret") == (0,)
+    finally:
+        setattr(lazytpu.config, name, before)
+
+
+def test_deterministic_algorithms_compile_always(device: torch.device) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert (torch.arange(4.0).to(device) * 3).sum().item() == 18
+        assert counts("interpret") == (0,)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_training_is_that_of_the_cpu(device: torch.device) -> None:
+    losses = []
+    for where in (torch.device("cpu"), device):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+        )
+        net.to(where)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        x, y = torch.randn(4, 1, 8, 8).to(where), torch.tensor([0, 1, 2, 0]).to(where)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            lazytpu.mark_step()
+            losses.append(loss.item())
+    assert losses[5:] == pytest.approx(losses[:5], rel=1e-4)
+    assert counts() == (2, 1)
+
+
+def test_random_numbers_do_not_depend_on_it(device: torch.device) -> None:
+    def draw() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        x = torch.rand(5, device=device)
+        made = [x, torch.randn(4, device=device), x.bernoulli(), F.dropout(x, 0.5), torch.randperm(6, device=device)]
+        lazytpu.mark_step()
+        return [t.cpu() for t in made]
+
+    first, second = draw(), draw()
+    assert counts() == (1, 1)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "views": lambda x: (x.t(), x[1:], x.view(-1)[::2], x.expand(2, 3, 4), x.unfold(1, 2, 1)),
+    "a view and its base": lambda x: (x + 1, (x + 1)[0]),
+    "writes through views": lambda x: x.clone().t()[1].mul_(2).add_(1),
+    "the same value twice": lambda x: (x + 0, (x + 0).view(12)),
+    "an input returned": lambda x: (x, x.view(4, 3)),
+    "channels last": lambda x: x.view(1, 3, 2, 2).contiguous(memory_format=torch.channels_last) * 2,
+    "an index out of range": lambda x: x.gather(1, torch.tensor([[9]], device=x.device)),
+    "division by zero": lambda x: x.long() // torch.tensor(0, device=x.device),
+    "half precision": lambda x: (x.bfloat16() @ x.bfloat16().t(), x.half().softmax(1)),
+    "complex": lambda x: torch.complex(x, x).conj() * 2j,
+    "empty": lambda x: (x[:0].sum(0), x[:0] + 1, x.new_empty(0, 3)),
+    "uninitialized": lambda x: torch.empty_like(x) * 0,
+    "scalars": lambda x: (x.sum() * 0.3, x.max().int() + 2, x.any()),
+    "bool": lambda x: (x > 1, (x > 1).sum(), x.masked_fill(x > 1, float("-inf"))),
+    "sort": lambda x: (x.flip(1).sort(1), x.topk(2), x.argmax(0)),
+    "attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 1, 3, 4)] * 3, is_causal=True),
+    "a condition": lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)),
+    "no kernel": lambda x: lazytpu.call_jax(lambda a: a * 2, x),
+    "in place on another dtype": lambda x: x.int().add_(x.bool()),
+    "in place on an expanded tensor": lambda x: x[:1].clone().expand(1, 4).add_(1),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.filterwarnings("ignore")
+def test_interpreted_is_compiled(name: str, device: torch.device) -> None:
+    x = torch.arange(12.0).view(3, 4).to(device)
+
+    def run() -> list[torch.Tensor]:
+        made = [t for t in torch.utils._pytree.tree_leaves(PROGRAMS[name](x)) if isinstance(t, torch.Tensor)]
+        lazytpu.mark_step()
+        return made
+
+    first, again = run(), run()
+    assert name in ("an input returned", "views") or counts("interpret") > (0,)  # views of an input alone are no graph
+    assert counts("compile", "compile_op") != (0, 0) or name in ("an input returned", "views")
+    for a, b in zip(first, again, strict=True):
+        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        torch.testing.assert_close(a.cpu(), b.cpu(), equal_nan=True)
+
+
+def test_results_share_no_memory(device: torch.device) -> None:
+    x = torch.zeros(4).to(device)
+    y, z = x.view(2, 2).clone(), x + 0
+    w = z.view(2, 2).t()
+    lazytpu.mark_step()
+    for _ in range(3):  # donates, once it is compiled
+        z.add_(1)
+        lazytpu.mark_step()
+    assert (x.tolist(), y.tolist(), z.tolist()) == ([0.0] * 4, [[0.0, 0.0]] * 2, [3.0] * 4)
+    assert w.tolist() == [[3.0, 3.0]] * 2
+
+
+def test_a_tensor_that_came_from_the_cpu_is_not_written_to(device: torch.device) -> None:
+    host = torch.zeros(64)
+    x = host.to(device)
+    x += 1
+    lazytpu.mark_step()
+    host += 5
+    assert x.tolist() == [1.0] * 64
+    got = x.cpu()
+    x += 1
+    lazytpu.mark_step()
+    assert got.tolist() == [1.0] * 64
+
+
+def test_batches_of_many_sizes_compile_nothing(device: torch.device) -> None:
+    net = nn.Linear(3, 2).to(device)
+    for n in range(1, 20):
+        F.mse_loss(net(torch.ones(n, 3).to(device)), torch.zeros(n, 2).to(device)).backward()
+        lazytpu.mark_step()
+    assert counts("compile") == (0,)
+
+
+def test_whole_functions_are_compiled_at_once(device: torch.device) -> None:
+    x = torch.arange(4.0).to(device)
+    assert lazytpu.jit(lambda a: a.exp().sum())(x).item() == pytest.approx(x.cpu().exp().sum().item())
+    assert counts("compile") == (1,)
+
+
+def test_an_error_of_a_rule_leaves_tensors_as_they_were(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setitem(registry._RULES, torch.ops.aten.bernoulli.p, fails)
+    x = torch.ones(3).to(device)
+    y = torch.ops.aten.bernoulli.p(x, 0.5)
+    with pytest.raises(lazytpu.errors.LoweringError, match=r"test_tiers\.py"):
+        y.cpu()
+    del y
+    assert x.tolist() == [1.0] * 3
