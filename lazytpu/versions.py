@@ -45,6 +45,8 @@ PRIVATE_TORCH = (
     "_C._to_dlpack",
     "_check",
     "_decomp.decomposition_table",
+    "_decomp.global_decomposition_table",
+    "_disable_dynamo",
     "_dispatch.python.enable_python_dispatcher",
     "_guards.TracingContext",
     "_higher_order_ops.associative_scan.associative_scan_op",
