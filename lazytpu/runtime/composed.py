@@ -11,6 +11,7 @@ from lazytpu.ir.tree import Node
 
 aten = torch.ops.aten
 _Results = Sequence[Tensor | None]
+_HALVES = (torch.float16, torch.bfloat16)
 
 # The position of ``dropout_p`` among the arguments.
 _DROPOUT = {
@@ -50,6 +51,8 @@ def _attention(
     rng: None = None,
 ) -> _Results:
     """Compute attention without dropout; of the other eight results nothing is compared."""
+    if _has_flash(query, key, value):
+        return [_flash(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale)[0], *[None] * 8]
     grouped = query.shape[-3] != key.shape[-3]
     found: Tensor = aten._scaled_dot_product_attention_math(
         query, key, value, bias, 0.0, is_causal, scale=scale, enable_gqa=grouped
@@ -67,14 +70,42 @@ def _attention_backward(
     *rest: object,
     scale: float | None = None,
 ) -> _Results:
-    q, k, v = (x.detach().requires_grad_() for x in (query, key, value))
-    b = None if bias is None else bias.detach().requires_grad_()
-    with torch.enable_grad():
-        result = _attention(q, k, v, b, is_causal=bool(rest[-3]), scale=scale)[0]
-    assert result is not None
-    learned = [x for x, want in zip((q, k, v, b), wanted, strict=True) if want and x is not None]
-    found = iter(torch.autograd.grad(result, learned, grad))
-    return [next(found) if want else None for want in wanted]
+    """Compute the gradients by hand: where a graph is cut, torch's autograd may be out of reach."""
+    if _has_flash(query, key, value) and not wanted[3]:
+        out, sums = _flash(query, key, value, 0.0, bool(rest[-3]), attn_mask=bias, scale=scale)
+        given = grad, query, key, value, out, sums, 0.0, bool(rest[-3])
+        made = _flash_backward(*given, attn_mask=bias, scale=scale)
+        return [x if want else None for x, want in zip((*made, None), wanted, strict=True)]
+    kept = query.dtype
+    grad, query, key, value = [x.float() if kept in _HALVES else x for x in (grad, query, key, value)]
+    groups = query.shape[-3] // key.shape[-3]
+    keys, values = [x.repeat_interleave(groups, -3) if groups > 1 else x for x in (key, value)]
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query @ keys.mT) * factor
+    if rest[-3]:  # is_causal
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not(), -torch.inf)
+    if bias is not None:
+        scores = scores + bias
+    weights: Tensor = aten._safe_softmax.default(scores, -1)
+    slopes = grad @ values.mT
+    slopes = weights * (slopes - (slopes * weights).sum(-1, keepdim=True))
+    found = [slopes @ keys * factor, slopes.mT @ query * factor, weights.mT @ grad, slopes]
+    if groups > 1:
+        found[1:3] = [x.unflatten(-3, (-1, groups)).sum(-3) for x in found[1:3]]
+    if bias is not None:
+        found[3] = slopes.sum_to_size(bias.shape)
+    return [x.to(kept) if want else None for x, want in zip(found, wanted, strict=True)]
+
+
+_flash = aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def _has_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether the kernel that holds few scores at a time takes these, as torch asks."""
+    sizes = {x.shape[-1] for x in (query, key, value)}
+    heads = {x.shape[1] for x in (query, key, value)} if query.ndim == 4 else {0, 1}
+    return len(sizes) == len(heads) == 1 and all(x.is_floating_point() and x.numel() for x in (query, key, value))
 
 
 COMPOSED: dict[torch._ops.OpOverload, Callable[..., _Results]] = {

@@ -43,14 +43,10 @@ def scalar_operand(x: Number, number: complex) -> object:
 
 
 def laid_out(contents: torch.Tensor, layout: TensorType) -> torch.Tensor:
-    """Return a tensor with the strides of a layout, because some ops look at strides: a copy where it has others."""
-    if contents.stride() == layout.stride:
+    """Return a tensor with the strides of a layout, because some ops look at strides: a copy where it has others.
+
+    Elements that share memory in the layout have memory of their own: after a write they may differ.
+    """
+    if contents.stride() == layout.stride or overlaps(layout.size, layout.stride):
         return contents
-    repeated = [dim for dim, (n, s) in enumerate(zip(layout.size, layout.stride, strict=True)) if s == 0 and n > 1]
-    if overlaps(layout.size, layout.stride) and not repeated:
-        return contents
-    part = contents
-    for dim in repeated:
-        part = part.narrow(dim, 0, 1)
-    stride = [1 if dim in repeated else s for dim, s in enumerate(layout.stride)]
-    return torch.empty_strided(part.shape, stride, dtype=part.dtype).copy_(part).expand(layout.size)
+    return torch.empty_strided(layout.size, layout.stride, dtype=contents.dtype).copy_(contents)

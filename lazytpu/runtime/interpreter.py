@@ -106,6 +106,9 @@ class _Run:
     def _by_rule(self, node: Node) -> Contents:
         graph, inputs, numbers = alone(node)
         executable, _ = executables.executable_for(graph, counter="compile_op")
+        for value in inputs:
+            if value not in self.contents and value.node is not None:  # a kernel computed the rest of its op's results
+                self.contents.update(self._by_rule(value.node))
         buffers = [jax.device_put(_host(self.contents[v]), client.device()) for v in inputs]
         packs = [self._pack(kind, [n for n in numbers if n.kind == kind]) for kind in _COUNTS]
         results = executable.compiled([], buffers, *packs)
