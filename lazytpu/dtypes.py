@@ -68,8 +68,12 @@ def to_torch(dtype: object) -> torch.dtype:
         raise TypeError(f"{dtype} has no counterpart in torch") from None
 
 
-def host_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return a copy of a tensor's contents as a numpy array of XLA's dtype for them."""
+def host_array(tensor: torch.Tensor, *, copy: bool = True) -> np.ndarray[Any, Any]:
+    """Return a tensor's contents as a row-major numpy array of XLA's dtype for them.
+
+    Args:
+        copy: into new memory; else the array shares the memory of a tensor on the CPU that is row-major itself.
+    """
     host = tensor.detach().cpu().resolve_conj().resolve_neg()
     host = host.to(torch.complex64) if host.dtype is torch.complex32 else host
     wanted = to_numpy(host.dtype)
@@ -77,7 +81,16 @@ def host_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         return np.empty(tuple(host.shape), wanted)
     flat = host.contiguous().as_strided((host.numel(),), (1,))  # `view` could keep another stride of one element
     raw = np.from_dlpack(flat.view(torch.uint8))  # `numpy()` would forbid the user to resize the tensor
-    return np.array(raw, copy=True).view(wanted).reshape(tuple(host.shape))
+    return (np.array(raw, copy=True) if copy else raw).view(wanted).reshape(tuple(host.shape))
+
+
+def host_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return a tensor with the contents, and if it is row-major the memory, of an array, which may be read-only."""
+    dtype = to_torch(array.dtype)
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype)
+    raw = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return raw.view(dtype).reshape(array.shape)
 
 
 def short_name(dtype: torch.dtype) -> str:

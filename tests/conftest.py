@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,17 @@ import lazytpu
 import lazytpu.errors
 from lazytpu.ir.tree import trace
 from lazytpu.runtime import compiler
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that slow.txt lists as slow."""
+    here = Path(__file__).parent
+    lines = (here / "slow.txt").read_text(encoding="utf-8").splitlines()
+    slow = {line for line in lines if not line.startswith("#")}
+    for item in items:
+        name = f"{item.path.relative_to(here)}::{item.nodeid.partition('::')[2]}"
+        if name in slow or name.partition("[")[0] in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import torch
 
-from lazytpu.dtypes import to_numpy, to_torch
+from lazytpu.dtypes import host_array, host_tensor
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value
@@ -109,7 +109,7 @@ class _Run:
         for value in inputs:
             if value not in self.contents and value.node is not None:  # a kernel computed the rest of its op's results
                 self.contents.update(self._by_rule(value.node))
-        buffers = [jax.device_put(_host(self.contents[v]), client.device()) for v in inputs]
+        buffers = [jax.device_put(host_array(self.contents[v], copy=False), client.device()) for v in inputs]
         packs = [self._pack(kind, [n for n in numbers if n.kind == kind]) for kind in _COUNTS]
         results = executable.compiled([], buffers, *packs)
         made = [v for v in node.values if v is not None]
@@ -154,34 +154,13 @@ def alone(node: Node) -> tuple[Graph, list[Value], list[Number]]:
 
 def _tensor(buffer: Any, value: Value) -> torch.Tensor:
     """Return the contents of a buffer as a tensor of a layout, which shares its memory where it can."""
-    host = np.asarray(buffer)
-    dtype = to_torch(host.dtype)
-    if not host.size:
-        flat = torch.empty(host.shape, dtype=dtype)
-    else:
-        flat = torch.from_numpy(host.reshape(-1).view(np.uint8)).view(dtype).reshape(host.shape)
-    return laid_out(flat.to(value.layout.dtype), value.layout)
+    return laid_out(host_tensor(np.asarray(buffer)).to(value.layout.dtype), value.layout)
 
 
 def _buffer(tensor: torch.Tensor, taken: set[int]) -> Any:
     """Return a buffer with the contents of a tensor: with its memory, unless that is not its own or is ``taken``."""
     tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.dtype is torch.complex32:
-        tensor = tensor.to(torch.complex64)
     storage = tensor.untyped_storage()
-    if not tensor.is_contiguous() or storage.nbytes() != tensor.nbytes or storage.data_ptr() in taken:
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
-    taken.add(tensor.untyped_storage().data_ptr())
-    return jax.device_put(_host(tensor), client.device())
-
-
-def _host(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return the memory of a tensor as a row-major array of XLA's dtype."""
-    tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.dtype is torch.complex32:
-        tensor = tensor.to(torch.complex64)
-    wanted = to_numpy(tensor.dtype)
-    if not tensor.numel():
-        return np.empty(tuple(tensor.shape), wanted)
-    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
-    return np.from_dlpack(flat.view(torch.uint8)).view(wanted).reshape(tuple(tensor.shape))
+    own = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in taken
+    taken.add(storage.data_ptr())
+    return jax.device_put(host_array(tensor, copy=not own), client.device())

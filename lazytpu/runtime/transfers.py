@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import torch
 
-from lazytpu.dtypes import host_array, to_torch
+from lazytpu.dtypes import host_array, host_tensor
 from lazytpu.errors import DonatedBufferError
 from lazytpu.observe import metrics, regions, step_statistics
 from lazytpu.runtime import client
@@ -62,13 +62,9 @@ def to_host(buffer: Any) -> torch.Tensor:
             ) from error
         raise
     metrics.add_transfer("transfer_out", time.perf_counter() - start, host.nbytes)
-    dtype = to_torch(host.dtype)
-    if host.size == 0:
-        return torch.empty(host.shape, dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the memory is read-only, and nobody writes to it
-        raw = torch.from_numpy(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
-    return raw.view(dtype).reshape(host.shape)
+        return host_tensor(host)
 
 
 def wait(buffers: Sequence[Any]) -> None:
