@@ -19,6 +19,7 @@ SUPPORTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 
 PRIVATE_TORCH = (
     "_C.DisableTorchFunction",
+    "_TorchCompileInductorWrapper.__call__",
     "_C.DispatchKey",
     "_C.DispatchKeySet",
     "_C._ExcludeDispatchKeyGuard",

@@ -6,10 +6,12 @@ import copy
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch._inductor.compile_fx as inductor
 import torch.nn.functional as F
 from torch import nn
 
@@ -17,6 +19,7 @@ import lazytpu
 from lazytpu.diagnosis import events
 from lazytpu.dispatch.cpu_fallback import FallbackWarning
 from lazytpu.errors import UnsupportedOpError
+from lazytpu.runtime import executables
 from tests.support.dynamo_marks import FRESH
 from tests.support.processes import run_python
 
@@ -180,3 +183,24 @@ print(torch.compile(lambda x: x + 1, backend="lazytpu")(x).tolist(), "lazytpu" i
 
 def test_the_entry_point_is_declared():
     assert 'lazytpu = "lazytpu.frontends.dynamo:backend"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "reduce-overhead"}, {"dynamic": True}, {"backend": "tpu"}])
+def test_the_default_backend_takes_tensors_of_the_device(device: torch.device, options: dict[str, Any]) -> None:
+    net = torch.nn.Linear(3, 2).to(device)
+    compiled = torch.compile(net, **options)
+    lazytpu.mark_step()
+    executables.forget_executables()
+    before = lazytpu.metrics.counter("compile")
+    x = torch.ones(4, 3, device=device)
+    torch.testing.assert_close(compiled(x), net(x))
+    compiled(x).sum().backward()
+    assert net.weight.grad is not None
+    assert lazytpu.metrics.counter("compile") > before
+
+
+def test_the_default_backend_of_the_cpu_is_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(inductor, "compile_fx", lambda model, inputs, **options: seen.append(inputs) or model.forward)
+    assert torch.compile(lambda a: a + 1)(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert len(seen) == 1

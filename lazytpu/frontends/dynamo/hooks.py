@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import _TorchCompileInductorWrapper
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lazytpu.config import config
 from lazytpu.frontends.jax.call import call_jax
+from lazytpu.observe import logs
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.torch_backend.after_import import after_import
 from lazytpu.tracing import cutting, infer, record
@@ -23,14 +27,34 @@ def register(backend: Any) -> None:
     """
 
     def add_backend(registry: ModuleType) -> None:
-        if NAME not in registry._BACKENDS:  # else the package's entry point was found, and leads here
-            registry.register_backend(backend, name=NAME)
+        for name in (NAME, config.device_name):
+            if name not in registry._BACKENDS:  # else the package's entry point was found, and leads here
+                registry.register_backend(backend, name=name)
 
     after_import("torch._dynamo.backends.registry", add_backend)
     after_import("torch._dynamo.variables.builder", _plain_tensors)
     after_import("torch._dynamo.trace_rules", _skipped_packages)
     after_import("torch._dynamo.eval_frame", _leave_alone)
     _lift_on_the_host()
+    _serve_the_default(backend)
+
+
+def _serve_the_default(backend: Any) -> None:
+    """Compile what is on the device where ``torch.compile`` is given no backend; inductor does not know the device."""
+    theirs = _TorchCompileInductorWrapper.__call__
+
+    def call(self: Any, model: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        if not _is_on_device([*inputs, *model.parameters(), *model.buffers()]):
+            return theirs(self, model, inputs, **options)
+        text = "torch.compile was given no backend and takes %r, for tensors on the device %r"
+        logs.note("compile", text, NAME, config.device_name)
+        return backend(model, inputs)
+
+    _TorchCompileInductorWrapper.__call__ = call  # type: ignore[method-assign]
+
+
+def _is_on_device(inputs: Sequence[Any]) -> bool:
+    return any(isinstance(x, torch.Tensor) and x.device.type == config.device_name for x in inputs)
 
 
 def _skipped_packages(rules: ModuleType) -> None:
