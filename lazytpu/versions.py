@@ -19,6 +19,7 @@ SUPPORTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 
 PRIVATE_TORCH = (
     "_C.DisableTorchFunction",
+    "_C.Generator",
     "_TorchCompileInductorWrapper.__call__",
     "_C.DispatchKey",
     "_C.DispatchKeySet",
@@ -45,9 +46,9 @@ PRIVATE_TORCH = (
     "_C._set_only_lift_cpu_tensors",
     "_C._to_dlpack",
     "_check",
+    "_compile._disable_dynamo",
     "_decomp.decomposition_table",
     "_decomp.global_decomposition_table",
-    "_disable_dynamo",
     "_dispatch.python.enable_python_dispatcher",
     "_guards.TracingContext",
     "_higher_order_ops.associative_scan.associative_scan_op",

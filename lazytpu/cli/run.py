@@ -42,6 +42,7 @@ class Script:
     explain: bool = False
     profile: str = ""
     needed: list[shims.Shim] = field(default_factory=list)
+    _variables: object = field(default=None, init=False)
 
     def execute(self) -> int:
         """Run the script as ``__main__``; return an exit code unless the script raises."""
@@ -57,13 +58,14 @@ class Script:
         with profiler.trace(self.profile) if self.profile else nullcontext():
             try:
                 try:
-                    self._run()
+                    self._variables = self._run()  # alive until the pending graph has run
                 except SystemExit as end:
                     if end.code:
                         raise
                     ended = end
                 if trace.cursor.depth:  # the script left a graph pending
                     lazytpu.mark_step()
+                self._variables = None
             finally:
                 if self.explain:
                     print(lazytpu.explain(), file=sys.stderr)
@@ -72,13 +74,13 @@ class Script:
             raise ended
         return 0
 
-    def _run(self) -> None:
+    def _run(self) -> object:
+        """Run the script and return what holds its variables."""
         if self.is_module:
-            runpy.run_module(self.target, run_name="__main__", alter_sys=True)
-        elif os.path.isfile(self.target) and not self.target.endswith((".zip", ".pyz", ".pyc")):
-            _run_file(self.target)
-        else:
-            runpy.run_path(self.target, run_name="__main__")
+            return runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+        if os.path.isfile(self.target) and not self.target.endswith((".zip", ".pyz", ".pyc")):
+            return _run_file(self.target)
+        return runpy.run_path(self.target, run_name="__main__")
 
 
 chosen: Script | None = None
@@ -147,8 +149,8 @@ def _dump_passes(dump: Path | None) -> None:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 
 
-def _run_file(path: str) -> None:
-    """Run a file in a new ``__main__``, which stays, as threads and exit handlers may still need it."""
+def _run_file(path: str) -> types.ModuleType:
+    """Run a file in a new ``__main__``, which is returned and stays, as threads and exit handlers may still need it."""
     full = os.path.abspath(path)
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
@@ -157,6 +159,7 @@ def _run_file(path: str) -> None:
     sys.modules["__main__"] = main
     code = compile(Path(path).read_bytes(), full, "exec", dont_inherit=True)
     exec(code, main.__dict__)
+    return main
 
 
 def _hide_own_frames() -> None:

@@ -28,6 +28,8 @@ class _AnyGenerator(type(_Generator)):  # type: ignore[misc]
 class Generator(_Generator, metaclass=_AnyGenerator):
     """Torch's class of generators, which knows the lazy device."""
 
+    _where: torch.device
+
     def __new__(cls, device: torch.device | str | int = "cpu") -> Any:
         where = torch.device(device)
         if where.type != config.device_name:
@@ -39,7 +41,7 @@ class Generator(_Generator, metaclass=_AnyGenerator):
     def __init__(self, device: torch.device | str | int = "cpu") -> None:
         pass
 
-    @property
+    @property  # type: ignore[override]
     def device(self) -> torch.device:
         """The device."""
         return self._where
@@ -63,4 +65,4 @@ def _restored(device: torch.device, state: torch.Tensor) -> Generator:
 def register() -> None:
     """Make ``torch.Generator`` know the device."""
     Generator.__module__, Generator.__qualname__ = "torch", "Generator"
-    torch.Generator = Generator  # type: ignore[misc]
+    setattr(torch, "Generator", Generator)  # noqa: B010  for mypy it is a class of torch's

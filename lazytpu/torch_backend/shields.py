@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
-import torch
+from torch._compile import _disable_dynamo
 from torch._decomp import global_decomposition_table
 
 from lazytpu.torch_backend.after_import import after_import
@@ -39,7 +39,7 @@ def open_until_dynamo_comes() -> None:
 
 def _shielded() -> Iterator[Callable[..., Any]]:
     """Yield the functions behind the meta kernels that are shielded."""
-    shield = torch._disable_dynamo(lambda: None).__code__
+    shield = _disable_dynamo(lambda: None).__code__
     seen: set[FunctionType] = set()
     open_ = [f for table in global_decomposition_table.values() for f in table.values() if type(f) is FunctionType]
     while open_:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -41,7 +41,7 @@ def register(backend: Any) -> None:
 
 def _serve_the_default(backend: Any) -> None:
     """Compile what is on the device where ``torch.compile`` is given no backend; inductor does not know the device."""
-    theirs = _TorchCompileInductorWrapper.__call__
+    theirs: Callable[..., Any] = _TorchCompileInductorWrapper.__call__
 
     def call(self: Any, model: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         if not _is_on_device([*inputs, *model.parameters(), *model.buffers()]):
@@ -50,7 +50,7 @@ def _serve_the_default(backend: Any) -> None:
         logs.note("compile", text, NAME, config.device_name)
         return backend(model, inputs)
 
-    _TorchCompileInductorWrapper.__call__ = call  # type: ignore[method-assign]
+    setattr(_TorchCompileInductorWrapper, "__call__", call)  # noqa: B010  for mypy it is a method
 
 
 def _is_on_device(inputs: Sequence[Any]) -> bool:
