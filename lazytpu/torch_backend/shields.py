@@ -1,6 +1,6 @@
 """Keep the first op from importing Dynamo, which takes a second or two and serves only ``torch.compile``.
 
-Torch shields the Python functions behind its meta kernels from being compiled (``torch._disable_dynamo``), and the
+Torch shields the Python functions behind its meta kernels from being compiled (``_disable_dynamo``), and the
 shield imports Dynamo when it is first called.  There is nothing to shield them from before Dynamo is imported, so until
 then they are called directly; from then on as torch wants it.
 """
@@ -18,7 +18,7 @@ from torch._decomp import global_decomposition_table
 from lazytpu.torch_backend.after_import import after_import
 
 _EMPTY = CellType()
-_SHIELD = "__dynamo_disable"  # where `torch._disable_dynamo` keeps what it calls
+_SHIELD = "__dynamo_disable"  # where `_disable_dynamo` keeps what it calls
 
 
 def open_until_dynamo_comes() -> None:
