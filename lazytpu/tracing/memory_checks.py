@@ -13,26 +13,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from lazytpu.ir.op_schema import ABSENT, OpOverload
+from lazytpu.ir.op_schema import OpOverload
 from lazytpu.tensors.storage import Alias, Storage, resolve, storage_of
 from lazytpu.tracing.record import cell_of, is_device_tensor
-from lazytpu.tracing.sample_tensors import argument_names, call_with_samples, error_of, named_arguments
+from lazytpu.tracing.sample_tensors import call_with_samples, error_of, named_arguments
 
 _OVERLAP = "unsupported operation: "  # how torch's errors about overlapping memory begin
-_MAX_KNOWN = 4096
-_overlap_errors: dict[Any, str] = {}  # by op and signature, empty where torch allows it
-_accepted_outputs: dict[Any, None] = {}
-
-
-def call_form(
-    overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments without `ABSENT` ones."""
-    if any(x is ABSENT for x in args):
-        first = next(i for i, x in enumerate(args) if x is ABSENT)
-        kwargs = {**dict(zip(argument_names(overload)[first:], args[first:], strict=False)), **kwargs}
-        args = args[:first]
-    return args, {k: v for k, v in kwargs.items() if v is not ABSENT}
+_MAX_ACCEPTED = 4096
+_accepted: dict[Any, None] = {}  # what was checked, of which op, and its signature
 
 
 def may_alias(written: Sequence[Any], read: Iterable[Any], *, pointwise: bool) -> bool:
@@ -54,14 +42,12 @@ def may_alias(written: Sequence[Any], read: Iterable[Any], *, pointwise: bool) -
 
 def check_overlap(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raise torch's error where an op must not write to memory that `may_alias`."""
-    key = (overload, aliasing_signature((args, kwargs)))
-    error = _overlap_errors.get(key)
-    if error is None:
-        _make_room(_overlap_errors)
-        error = str(error_of(overload, _cells(named_arguments(overload, args, kwargs))) or "")
-        error = _overlap_errors[key] = error if error.startswith(_OVERLAP) else ""
-    if error:
-        raise RuntimeError(error)
+    key = ("overlap", overload, aliasing_signature((args, kwargs)))
+    if key not in _accepted:
+        text = str(error_of(overload, named_arguments(overload, args, kwargs)))
+        if text.startswith(_OVERLAP):
+            raise RuntimeError(text)
+        _accept(key)
 
 
 def check_outputs(
@@ -74,19 +60,19 @@ def check_outputs(
         functional: the functional variant, with the same results.
         outs: the names of the arguments that are tensors to write to.
     """
-    key = (overload, aliasing_signature((args, kwargs)))
-    if key in _accepted_outputs:
-        return
-    given = named_arguments(overload, args, kwargs)
-    dtypes = [t.dtype for t in tree_leaves([given[name] for name in outs])]
-    named = _cells(given)
-    read = {name: x for name, x in named.items() if name not in outs}
-    if dtypes != _dtypes_on_meta(overload, functional, named, read):  # equal ones are never refused
-        error = error_of(overload, named)  # meta kernels word errors differently, and cast where the CPU refuses to
-        if error is not None and error_of(functional, read) is None:  # else it is about what is read
-            raise error
-    _make_room(_accepted_outputs)
-    _accepted_outputs[key] = None
+    key = ("outputs", overload, aliasing_signature((args, kwargs)))
+    if key not in _accepted:
+        named = named_arguments(overload, args, kwargs)
+        read = {name: x for name, x in named.items() if name not in outs}
+        dtypes = [t.dtype for t in tree_leaves([named[name] for name in outs])]
+        if dtypes != _dtypes_on_meta(overload, functional, named, read):  # equal ones are never refused
+            error = error_of(overload, named)  # meta kernels word errors differently, and cast where the CPU refuses to
+            try:
+                if error is not None and error_of(functional, read) is None:  # else it is about what is read
+                    raise error
+            finally:
+                del error  # a cycle of it and this frame would hold the frames that called, and the tensors in them
+        _accept(key)
 
 
 def _dtypes_on_meta(
@@ -100,15 +86,6 @@ def _dtypes_on_meta(
             return [t.dtype for t in tree_leaves(call_with_samples(functional, read))]
     except Exception:
         return None
-
-
-def _cells(x: Any) -> Any:
-    """Return arguments with the cells of device tensors in place of these."""
-    if isinstance(x, dict):
-        return {name: _cells(e) for name, e in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [_cells(e) for e in x]
-    return cell_of(x) if is_device_tensor(x) else x
 
 
 def aliasing_signature(arguments: Any) -> Any:
@@ -132,6 +109,7 @@ def aliasing_signature(arguments: Any) -> Any:
     return key(arguments)
 
 
-def _make_room(known: dict[Any, Any]) -> None:
-    if len(known) >= _MAX_KNOWN:
-        known.clear()
+def _accept(key: Any) -> None:
+    if len(_accepted) >= _MAX_ACCEPTED:
+        _accepted.clear()
+    _accepted[key] = None

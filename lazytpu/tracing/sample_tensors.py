@@ -21,7 +21,8 @@ import torch.autograd.forward_ad as forward_ad
 from lazytpu.ir.op_schema import ABSENT, OpOverload
 from lazytpu.ir.tree import Number, Value
 from lazytpu.tensors.layout import CONJ, NEG, Layout
-from lazytpu.tensors.storage import Alias, Storage, resolve
+from lazytpu.tensors.storage import Storage, resolve
+from lazytpu.tensors.tensor import LazyTensor, adopt
 
 Contents = Callable[[torch.Tensor], None]
 Resize = Callable[[int], int]
@@ -72,8 +73,8 @@ class _Samples:
         if type(x) is Number:
             dtype = x.dtype
             return self._new((), (), dtype, False) if isinstance(dtype, torch.dtype) else sample_scalar(name, dtype)
-        if isinstance(x, (Storage, Alias)):
-            return self._in_storage(*resolve(x))
+        if isinstance(x, torch.Tensor) and self.resize is None and x.device.type == LazyTensor.device_type:
+            return self._in_storage(*resolve(adopt(x)))
         return self._new(x.shape, x.stride(), x.dtype, written) if isinstance(x, torch.Tensor) else x
 
     def _new(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, written: bool) -> torch.Tensor:
@@ -152,7 +153,7 @@ def call_with_samples(
 
     Args:
         overload: what is called; arguments that it does not have are left out.
-        named: arguments by name: samples replace values, scalar inputs, cells of storages, and tensors.
+        named: arguments by name: samples replace values, scalar inputs and tensors.
         device: where the samples lie: ``meta`` or ``cpu``.
         contents: fills each sample.
         resize: gives the sizes of samples, which are contiguous then; None makes them lie as the tensors do, but for
