@@ -13,7 +13,7 @@ from lazytpu.config import config
 from lazytpu.dispatch import cpu_fallback
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.frontends.dynamo.dump import dump
-from lazytpu.frontends.dynamo.program import Program, Result, Shortcut, program_of, results_of
+from lazytpu.frontends.dynamo.program import CapturedProgram, Result, Shortcut, program_of, results_of
 from lazytpu.frontends.dynamo.sizes import has_symbols, with_sizes
 from lazytpu.frontends.fx.graph import unsupported_ops
 from lazytpu.ir.tree import trace
@@ -61,7 +61,7 @@ class CompiledGraph:
         """
         self.module, self.kind, self.saved, self.whole = module, kind, saved, whole
         self.weights = weights or {}
-        self.programs: dict[Any, Program | None] = {}
+        self.programs: dict[Any, CapturedProgram | None] = {}
         self.shortcut: Shortcut | None = None
         self._boxed_call = True  # torch asks the object, and what wraps it copies what the object has
         self._symbolic = has_symbols(module)
@@ -107,7 +107,7 @@ class CompiledGraph:
         args.clear()
         return results
 
-    def _run(self, program: Program, args: list[Any], cells: list[Any], buffers: list[Any]) -> list[Any]:
+    def _run(self, program: CapturedProgram, args: list[Any], cells: list[Any], buffers: list[Any]) -> list[Any]:
         outputs: Sequence[Any] = ()
         if program.outputs:
             donating = config.donate and (program.written or self.saved)
@@ -143,7 +143,7 @@ class CompiledGraph:
         args.clear()
         return made
 
-    def _donated(self, program: Program, cells: list[Any], buffers: list[Any]) -> tuple[int, ...]:
+    def _donated(self, program: CapturedProgram, cells: list[Any], buffers: list[Any]) -> tuple[int, ...]:
         """Return positions of arguments whose buffers nobody can see after the call."""
         if self.kind == "backward":
             candidates: Sequence[int] = () if _keeps_graph() else self.saved
@@ -158,7 +158,7 @@ class CompiledGraph:
             [i for i in candidates if type(cells[i]) is Storage and not cells[i].shared and counts[id(buffers[i])] == 1]
         )
 
-    def _new_program(self, args: list[Any], cells: list[Any]) -> Program | None:
+    def _new_program(self, args: list[Any], cells: list[Any]) -> CapturedProgram | None:
         """Return the program for arguments like these; None where the graph cannot be one program."""
         module = with_sizes(self.module, args) if self._symbolic else self.module
         layouts = [None if c is None else c.layout for c in cells]
@@ -219,7 +219,7 @@ def _keys(draws: int) -> list[int]:
     return ints
 
 
-def _made_all(program: Program, outputs: Sequence[Any], args: list[Any]) -> list[Any]:
+def _made_all(program: CapturedProgram, outputs: Sequence[Any], args: list[Any]) -> list[Any]:
     """Return the results of a call; those that share memory are views of one tensor."""
     bases: dict[int, Any] = {}
     results = []

@@ -64,7 +64,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ProgramCall:
     """An executable and how its arguments are picked from the buffers of all arguments.
 
     Attributes:
@@ -91,7 +91,7 @@ class Shortcut:
         executable: a weak reference, as `runtime` may forget it.
         packs: the numbers from Python as buffers.
         smallest: position of the smallest output.
-        fresh, others: see `Program`.
+        fresh, others: see `CapturedProgram`.
         usage: of the executable.
     """
 
@@ -109,7 +109,7 @@ class Shortcut:
 def results_of(
     fresh: Sequence[Fresh], others: Sequence[Other], outputs: Sequence[Any], args: Sequence[Any]
 ) -> list[Any]:
-    """Return the results of a call, see `Program`: `make` written out, as this is most of the work of a call."""
+    """Return the results of a call, see `CapturedProgram`: `make` written out, most of the work of a call."""
     made = []
     for position, layout, size, dtype in fresh:
         storage = Storage()
@@ -124,12 +124,12 @@ def results_of(
     return made
 
 
-def _call_of(executable: Executable, graph: Graph, arguments: int) -> Call:
+def _call_of(executable: Executable, graph: Graph, arguments: int) -> ProgramCall:
     """Return how to call an executable for a graph equal to its own, whose inputs may stand at other positions."""
     given, kept = launch.split_donated(graph, [v.index for v in graph.inputs])
     same = not given and kept == list(range(arguments))
     packs = launch.resident(launch.scalar_arrays(graph, (), [0] * graph.counts[1], ()))
-    return Call(weakref.ref(executable), _pick(given), _pick(kept), same, packs)
+    return ProgramCall(weakref.ref(executable), _pick(given), _pick(kept), same, packs)
 
 
 def _pick(positions: list[int]) -> Pick:
@@ -143,7 +143,7 @@ def _pick(positions: list[int]) -> Pick:
 
 
 @dataclass(slots=True)
-class Program:
+class CapturedProgram:
     """A captured graph for one way its arguments lie.
 
     Attributes:
@@ -176,7 +176,7 @@ class Program:
     fresh: list[Fresh] = field(init=False)
     others: list[Other] = field(init=False)
     plain: bool = field(init=False)
-    calls: dict[Any, Call] = field(default_factory=dict)
+    calls: dict[Any, ProgramCall] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.plain = not self.written and not self.draws
@@ -184,7 +184,7 @@ class Program:
         self.others = [(at, r.argument, r.constant) for at, r in enumerate(self.results) if r.position < 0]
         self.fresh = made if len(made) + len(self.others) == len(self.results) else []
 
-    def call(self, donated: tuple[int, ...]) -> Call:
+    def call(self, donated: tuple[int, ...]) -> ProgramCall:
         """Return what to run where the buffers of the ``donated`` arguments may be taken over."""
         key = (donated, config.check_bounds, *compiler.settings().values())
         known = self.calls.get(key)
@@ -208,7 +208,7 @@ class Program:
             metrics.count("cache_hit")
         return call
 
-    def shortcut(self, call: Call) -> Shortcut | None:
+    def shortcut(self, call: ProgramCall) -> Shortcut | None:
         """Return how to call this from now on, where one executable takes all arguments and gives all results."""
         executable = call.executable()
         simple = call.same and self.whole and self.fresh and not self.captured and not config.check_bounds
@@ -271,7 +271,9 @@ class Program:
         )
 
 
-def program_of(module: torch.fx.GraphModule, name: str, layouts: list[Layout | None], compiled_before: bool) -> Program:
+def program_of(
+    module: torch.fx.GraphModule, name: str, layouts: list[Layout | None], compiled_before: bool
+) -> CapturedProgram:
     """Convert a captured graph.
 
     Args:
@@ -302,7 +304,7 @@ def program_of(module: torch.fx.GraphModule, name: str, layouts: list[Layout | N
             results.append(Result(argument=done.arguments[result]))
         else:
             results.append(Result(constant=done.captured[result.index - len(layouts)]))
-    return Program(
+    return CapturedProgram(
         name,
         layouts,
         done.last,

@@ -1,4 +1,4 @@
-"""From a recorded call of a function to a `Call`: where its inputs came from and where its results went."""
+"""From a recorded call of a function to a `RecordedCall`: where its inputs came from and where its results went."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lazytpu.frontends.replay.replay import Call, Gradient, Returned, grad_of
+from lazytpu.frontends.replay.replay import Gradient, RecordedCall, Returned, grad_of
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Node, Number, Value, operands, trace
 from lazytpu.passes.merge import merged
@@ -41,7 +41,7 @@ class Capture:
             parameters: tensors whose gradients the call may set.
             draws: seed and counter of the default generator before the call.
         """
-        self.call: Call | None = None
+        self.call: RecordedCall | None = None
         self._leaves, self._result, self._parameters, self._draws = leaves, result, parameters, draws
         self._problem = ""
 
@@ -63,7 +63,7 @@ class Capture:
         for value, kept in same.items():
             twins.setdefault(kept, []).append(trace.inputs[value.index][0])
         numbers = (list(trace.floats), list(trace.ints), list(trace.complexes))
-        call = Call(
+        call = RecordedCall(
             path,
             key,
             executable,
@@ -100,7 +100,9 @@ class Capture:
         graph = replace(graph, outputs=tuple([graph.outputs[i] for i in order]), concatenated=len(packed))
         return graph, tuple([order.index(i) for i in spread])
 
-    def _sort(self, call: Call, live: list[Storage], slots: dict[Value, int], arguments: dict[int, int]) -> None:
+    def _sort(
+        self, call: RecordedCall, live: list[Storage], slots: dict[Value, int], arguments: dict[int, int]
+    ) -> None:
         """Find out who keeps each output."""
         known = {id(s) for s in call.sources if not isinstance(s, int)}
         fresh: dict[int, int] = {}
@@ -135,7 +137,7 @@ class Capture:
         if (default_generator.seed, default_generator.counter) != (seed, counter + len(call.keys)):
             call.problem = "the function sets the seed, or draws from a torch.Generator"
 
-    def _gradients(self, call: Call, fresh: dict[int, int]) -> None:
+    def _gradients(self, call: RecordedCall, fresh: dict[int, int]) -> None:
         for parameter in self._parameters:
             grad = grad_of(parameter)
             if not is_device_tensor(grad):
@@ -146,7 +148,7 @@ class Capture:
             else:
                 call.kept_gradients.append((parameter, lazy(grad)))
 
-    def _returned(self, call: Call, x: Any, fresh: dict[int, int], arguments: dict[int, int]) -> Returned:
+    def _returned(self, call: RecordedCall, x: Any, fresh: dict[int, int], arguments: dict[int, int]) -> Returned:
         """Return how a leaf of the return value is made, one that is no tensor of the leaves before it."""
         if not is_device_tensor(x):
             if isinstance(x, torch.Tensor):
@@ -193,7 +195,7 @@ def _place(node: Node) -> str:
     return f"{node.op.name} at {node.site.describe()}" if node.site else str(node.op.name)
 
 
-def difference(old: Call, new: Call) -> str:
+def difference(old: RecordedCall, new: RecordedCall) -> str:
     """Return why two recorded calls are not one program, with the op and the line; empty where they are."""
     return (
         _other_graph(old, new)
@@ -203,7 +205,7 @@ def difference(old: Call, new: Call) -> str:
     )
 
 
-def _other_graph(old: Call, new: Call) -> str:
+def _other_graph(old: RecordedCall, new: RecordedCall) -> str:
     if old.executable is new.executable or old.executable.graph.key == new.executable.graph.key:
         return ""
     a, b = old.path.path(), new.path.path()
@@ -221,7 +223,7 @@ def _other_graph(old: Call, new: Call) -> str:
     return "other tensors may be overwritten"
 
 
-def _other_tensors(old: Call, new: Call) -> str:
+def _other_tensors(old: RecordedCall, new: RecordedCall) -> str:
     for i, (a, b) in enumerate(zip(old.sources, new.sources, strict=True)):
         if a is not b and a != b:
             value = new.executable.graph.inputs[i]
@@ -235,7 +237,7 @@ def _other_tensors(old: Call, new: Call) -> str:
     return ""
 
 
-def _returns(call: Call) -> list[Returned]:
+def _returns(call: RecordedCall) -> list[Returned]:
     return [
         result._replace(what=repr(result.what)) if result.kind == "constant"
         else result._replace(what=id(_storage(result.what))) if result.kind == "kept"
@@ -244,7 +246,7 @@ def _returns(call: Call) -> list[Returned]:
     ]  # fmt: skip
 
 
-def _other_numbers(old: Call, new: Call) -> str:
+def _other_numbers(old: RecordedCall, new: RecordedCall) -> str:
     random = {i for at in new.keys for i in (at, at + 1)}
     before: tuple[Sequence[Any], ...] = old.numbers
     after: tuple[Sequence[Any], ...] = new.numbers

@@ -23,7 +23,7 @@ from lazytpu.diagnosis import events
 from lazytpu.errors import ReplayError
 from lazytpu.frontends.replay.capture import Capture, difference, draws_so_far
 from lazytpu.frontends.replay.guards import Guards
-from lazytpu.frontends.replay.replay import UNFIT, Call, Program, grad_of
+from lazytpu.frontends.replay.replay import UNFIT, RecordedCall, ReplayedProgram, grad_of
 from lazytpu.ir.tree import trace
 from lazytpu.observe import metrics, step_statistics
 from lazytpu.runtime.least_recent import LeastRecent
@@ -56,9 +56,9 @@ class _Kind:
     __slots__ = ("given_up", "guards", "last", "program", "rebinds", "recorded", "replays")
 
     def __init__(self) -> None:
-        self.last: Call | None = None
+        self.last: RecordedCall | None = None
         self.guards: Guards | None = None
-        self.program: Program | None = None
+        self.program: ReplayedProgram | None = None
         self.rebinds = self.recorded = self.replays = 0
         self.given_up = False
 
@@ -105,7 +105,7 @@ class CompiledStep:
         return self._record(kind, leaves, args, kwargs)
 
     @staticmethod
-    def _replayed(program: Program, leaves: Any) -> Any:
+    def _replayed(program: ReplayedProgram, leaves: Any) -> Any:
         """Run a program without the garbage collector.
 
         A run makes as many arrays as it drops.  The collector counts those made first: it would look at all of them,
@@ -173,7 +173,7 @@ class CompiledStep:
             if not problem and changes:
                 problem = f"the function changes something besides tensors of the device: {'; '.join(changes[:3])}"
             if not problem:
-                program = Program(call)
+                program = ReplayedProgram(call)
                 problem = "scalars that were one part" if program.parts() else ""
                 if not problem:
                     kind.program, kind.recorded, kind.replays = program, 0, 0
@@ -186,7 +186,7 @@ class CompiledStep:
             events.not_replayed(self._name, problem)
         return result
 
-    def _recorded(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> tuple[Guards, Call | str, Any]:
+    def _recorded(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> tuple[Guards, RecordedCall | str, Any]:
         """Run the function; return the guards from before it, what it did (or why that is no call), and its result."""
         self._found = Guards(self._function)
         for optimizer in self._found.optimizers:

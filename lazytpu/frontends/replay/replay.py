@@ -38,7 +38,7 @@ _set_grad: Callable[[Any, Any], None] = _Tensor.grad.__set__
 class Parked(Storage):
     """A storage whose contents lie in a program's list until someone asks for them."""
 
-    pool: Program
+    pool: ReplayedProgram
 
 
 def _asks_first(name: str) -> property:
@@ -96,7 +96,7 @@ class Returned(NamedTuple):
 
 
 @dataclass(slots=True)
-class Call:
+class RecordedCall:
     """What a recorded call did, as far as a replay has to know.
 
     Attributes:
@@ -132,7 +132,7 @@ class Call:
     unexplained: bool = False
 
 
-class Program:
+class ReplayedProgram:
     """A call that can be replayed.
 
     Every array has a *slot*: the outputs of the executable come first, then what it reads and never writes
@@ -140,7 +140,7 @@ class Program:
     sets), then the arguments.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: RecordedCall) -> None:
         graph = call.executable.graph
         self.call, self.parked = call, False
         self.slots: dict[Storage, int] = {}
@@ -362,7 +362,7 @@ class Program:
 
 
 UNFIT = object()
-"""What `Program.run` returns where the call has to be recorded."""
+"""What `ReplayedProgram.run` returns where the call has to be recorded."""
 
 
 def _buffer(storage: Storage) -> Any:
