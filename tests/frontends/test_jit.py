@@ -167,3 +167,27 @@ def test_a_size_that_depends_on_values_is_refused_with_its_remedy(device, functi
     with pytest.raises(LazyTPUError, match="size") as raised:
         lazytpu.jit(sized)(torch.ones(3).to(device))
     assert "test_jit.py" in str(raised.value)
+
+
+VIEWS = {
+    "split": lambda a: (*a.split(1), a * 2),
+    "unbind": lambda a: a.t().unbind(1)[1],
+    "slice": lambda a: a[1:].view(-1),
+    "dtypes": lambda a: [y := a.detach() + 1, y.view(torch.int16), y[1:]],
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("size", [(2, 6), (2, 0)])
+def test_what_shares_memory_is_seen_to_change(size, requires_grad, device):
+    for name, function in VIEWS.items():
+        seen = []
+        for where, call in (("cpu", function), (device, lazytpu.jit(function))):
+            memory = torch.zeros(3, *size).to(where)
+            a = memory[1].requires_grad_(requires_grad)
+            out = call(a)
+            with torch.no_grad():
+                memory += 1
+            storages = [x.untyped_storage()._cdata for x in (a, *out)] if isinstance(out, (list, tuple)) else []
+            seen.append((torch.utils._pytree.tree_map(lambda x: x.tolist(), out), [*map(storages.index, storages)]))
+        assert seen[0] == seen[1], name

@@ -24,7 +24,7 @@ from lazytpu.runtime import launch, transfers
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.layout import root_layout
 from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve, storage_of, write_buffer
-from lazytpu.tensors.tensor import make
+from lazytpu.tensors.tensor import lazy, make, view_at
 from lazytpu.tracing import cutting, reading, record
 from lazytpu.tracing.record import cell_of, is_device_tensor
 from lazytpu.tracing.transaction import write_cast
@@ -237,15 +237,14 @@ def _view(base: torch.Tensor, result: Result) -> torch.Tensor:
     view: Any = result.view
     if view.geometry == view.root.geometry:
         return base
-    if view.dtype != base.dtype or view.bits:
-        raise UnsupportedOpError("results of a compiled graph share memory and have other dtypes")
-    return base.as_strided(view.size, view.stride, view.offset)
+    return base.as_strided(view.size, view.stride, view.offset) if result.host else view_at(lazy(base), view)
 
 
 def _made(result: Result, outputs: Sequence[Any], args: list[Any]) -> Any:
     """Return one result of a call."""
     if result.position < 0:
-        return args[result.argument] if result.argument >= 0 else result.constant
+        argument = args[result.argument] if result.argument >= 0 else result.constant
+        return argument if result.view is None else view_at(lazy(argument), result.view)
     layout: Any = result.layout
     buffer = outputs[result.position]
     if result.host:

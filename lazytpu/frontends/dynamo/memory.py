@@ -28,15 +28,12 @@ class Group:
 def memory_groups(module: torch.fx.GraphModule) -> dict[int, Group]:
     """Return positions of results that share memory with another, of those that the user is given.
 
-    AOTAutograd sees to results that share memory with arguments, and to those that need gradients.
+    AOTAutograd sees to those that need gradients.
     """
-    output = next(iter(module.graph.find_nodes(op="output")))
-    returned = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
-    descriptions = output.meta.get("desc") or [None] * len(returned)
+    returned = _returned(module)
     by_memory: dict[int, list[int]] = {}
-    for at, (node, what) in enumerate(zip(returned, descriptions, strict=False)):
-        if _tensor(node) is not None and not type(what).__name__.startswith("Saved"):
-            by_memory.setdefault(_memory(node), []).append(at)
+    for at, node in returned.items():
+        by_memory.setdefault(_memory(node), []).append(at)
     arguments = {_memory(n) for n in module.graph.find_nodes(op="placeholder") if _tensor(n) is not None}
     groups: dict[int, Group] = {}
     for number, (memory, members) in enumerate(by_memory.items()):
@@ -45,6 +42,35 @@ def memory_groups(module: torch.fx.GraphModule) -> dict[int, Group]:
         if base is not None:
             groups |= {at: Group(number, base, geometry_of(_tensor(returned[at]))) for at in members}
     return groups
+
+
+def argument_views(module: torch.fx.GraphModule) -> dict[int, tuple[int, Geometry]]:
+    """Return positions of results that are views of an argument, to its position and how they lie beside its start.
+
+    AOTAutograd makes most of them itself, but leaves those of ops with several results, such as `split`, to us.
+    """
+    placeholders = module.graph.find_nodes(op="placeholder")
+    arguments = {_memory(n): (i, n) for i, n in enumerate(placeholders) if _tensor(n) is not None}
+    views = {}
+    for at, node in _returned(module).items():
+        position, argument = arguments.get(_memory(node), (-1, node))
+        if argument is not node:
+            size, stride, offset, dtype, bits = geometry_of(_tensor(node))
+            if dtype == _tensor(argument).dtype and not bits | geometry_of(_tensor(argument))[-1]:
+                views[at] = position, (size, stride, offset - _tensor(argument).storage_offset(), dtype, bits)
+    return views
+
+
+def _returned(module: torch.fx.GraphModule) -> dict[int, torch.fx.Node]:
+    """Return positions of results to the nodes of the tensors that the user is given."""
+    output = next(iter(module.graph.find_nodes(op="output")))
+    returned = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+    descriptions = output.meta.get("desc") or [None] * len(returned)
+    return {
+        at: node
+        for at, (node, what) in enumerate(zip(returned, descriptions, strict=False))
+        if _tensor(node) is not None and not type(what).__name__.startswith("Saved")
+    }
 
 
 def _tensor(node: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from lazytpu.config import config
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.cause import Cause
-from lazytpu.frontends.dynamo.memory import memory_groups
+from lazytpu.frontends.dynamo.memory import argument_views, memory_groups
 from lazytpu.frontends.fx.graph import Conversion
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Node, Value
@@ -42,7 +42,7 @@ class Result:
         host: it is a CPU tensor.
         shared: another result has the same buffer.
         base: of results that share memory, the number of the group; -1 for one that has its own.
-        view: how it lies in the memory of its group, whose whole is ``layout``.
+        view: how it lies in the memory of its group, whose whole is ``layout``, or in that of the argument.
         argument: position of the argument, or -1.
         constant: what it is otherwise.
     """
@@ -181,7 +181,8 @@ class CapturedProgram:
     def __post_init__(self) -> None:
         self.plain = not self.written and not self.draws
         made = [(r.position, r.layout, r.layout.size, r.layout.dtype) for r in self.results if r.layout and r.is_fresh]
-        self.others = [(at, r.argument, r.constant) for at, r in enumerate(self.results) if r.position < 0]
+        known = [(at, r) for at, r in enumerate(self.results) if r.position < 0 and r.view is None]
+        self.others = [(at, r.argument, r.constant) for at, r in known]
         self.fresh = made if len(made) + len(self.others) == len(self.results) else []
 
     def call(self, donated: tuple[int, ...]) -> ProgramCall:
@@ -286,20 +287,27 @@ def program_of(
     done = Conversion(module, layouts)
     groups = memory_groups(module)
     bases = {at: done.env[group.base] for at, group in groups.items()}
-    made = [bases.get(i, r) for i, r in enumerate(done.results)] + list(done.written.values())
+    host = _on_host(module)
+    views = {at: view for at, view in argument_views(module).items() if not host[at]}
+    made = [bases.get(i, r) for i, r in enumerate(done.results) if i not in views] + list(done.written.values())
     values = [r for r in made if type(r) is Value and r not in done.arguments and r.node is not None]
     outputs = tuple(dict.fromkeys(values))
     positions = {value: i for i, value in enumerate(outputs)}
     results = []
-    for at, (result, host) in enumerate(zip(done.results, _on_host(module), strict=True)):
-        if at in groups and bases[at] in positions:
+    for at, result in enumerate(done.results):
+        whole = layouts[views[at][0]] if at in views else None
+        if whole is not None:
+            argument, (size, stride, offset, dtype, bits) = views[at]
+            view = whole.root.child_at((size, stride, whole.offset + offset, dtype, bits))
+            results.append(Result(argument=argument, view=view))
+        elif at in groups and bases[at] in positions:
             root = bases[at].layout
             view = root.child_at(groups[at].geometry)
-            results.append(Result(positions[bases[at]], root, host, base=groups[at].number, view=view))
+            results.append(Result(positions[bases[at]], root, host[at], base=groups[at].number, view=view))
         elif type(result) is not Value:
             results.append(Result(constant=result))
         elif result in positions:
-            results.append(Result(positions[result], layout_of(result.layout), host, values.count(result) > 1))
+            results.append(Result(positions[result], layout_of(result.layout), host[at], values.count(result) > 1))
         elif result in done.arguments:
             results.append(Result(argument=done.arguments[result]))
         else:
