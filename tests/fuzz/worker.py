@@ -1,0 +1,140 @@
+"""A process that checks programs, so that one that kills it is known; and the same within this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import select
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+MAX_MEMORY = 3 << 30  # bytes at which a worker makes room for the next
+PER_DYNAMO = 40  # programs after which Dynamo forgets what it knows
+
+
+class LocalWorker:
+    """Checks programs in this process."""
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._done = 0
+
+    def seeds(self, seeds: list[int], mode: str = "") -> list[dict[str, Any]]:
+        """Checks the programs of some seeds together; one that fails is checked again alone."""
+        from tests.fuzz.checking import check, check_together
+        from tests.fuzz.drawing import drawn
+
+        programs = [drawn(seed, mode) for seed in seeds]
+        self._count(len(seeds))
+        found = check_together(programs)
+        return [
+            {"seed": seed, "found": texts, "alone": bool(check(*program))}
+            for seed, program, texts in zip(seeds, programs, found, strict=True)
+            if texts
+        ]
+
+    def program(self, fields: dict[str, Any], largest: float) -> list[str] | None:
+        """What differs; None for a program that torch does not define."""
+        from tests.fuzz.checking import check
+        from tests.fuzz.drawing import is_defined
+        from tests.fuzz.program import Program
+
+        parts = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        program = Program(**parts)
+        self._count(1)
+        try:
+            return check(program, largest) if is_defined(program) else None
+        except (NameError, AttributeError, SyntaxError):
+            return None
+
+    def op(self, name: str, seed: int) -> list[str]:
+        """What differs in a drawn call of an operator."""
+        from tests.fuzz.ops import check_op
+
+        self._count(1)
+        return check_op(name, seed)
+
+    def _count(self, programs: int) -> None:
+        import torch
+
+        self._done += programs
+        if self._done >= PER_DYNAMO:
+            self._done = 0
+            torch._dynamo.reset()
+
+    def close(self) -> None:
+        pass
+
+
+class Died(Exception):
+    """The worker has ended, or took too long."""
+
+
+class ChildWorker:
+    """Checks programs in a child process, which is replaced when it has died or grown."""
+
+    def __init__(self, timeout_s: float = 300) -> None:
+        self._timeout_s = timeout_s
+        self._child: subprocess.Popen[str] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self._ask([name, *args])
+
+    def _ask(self, call: list[Any]) -> Any:
+        if self._child is not None and self._child.poll() is not None:
+            self._child = None
+        if self._child is None:
+            command = [sys.executable, "-m", "tests.fuzz", "--child"]
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1
+            )
+        child = self._child
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(json.dumps(call) + "\n")
+        child.stdin.flush()
+        ready, _, _ = select.select([child.stdout], [], [], self._timeout_s)
+        line = child.stdout.readline() if ready else ""
+        if not line:
+            child.kill()
+            self._child = None
+            raise Died(f"exit status {child.wait()}" if ready else f"no answer in {self._timeout_s:g} s")
+        answer = json.loads(line)
+        if answer["full"]:
+            self.close()
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["result"]
+
+    def close(self) -> None:
+        if self._child is not None:
+            assert self._child.stdin is not None
+            self._child.stdin.close()
+            self._child.wait()
+            self._child = None
+
+
+def serve() -> None:
+    """Answers calls that come in on lines of JSON."""
+    import traceback
+
+    warnings.simplefilter("ignore")
+    answers, sys.stdout = sys.stdout, sys.stderr
+    local = LocalWorker()
+    for line in sys.stdin:
+        name, *args = json.loads(line)
+        try:
+            answer: dict[str, Any] = {"result": getattr(local, name)(*args)}
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        answer["full"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MAX_MEMORY
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def fields(program: Any) -> dict[str, Any]:
+    """A program as JSON."""
+    return dataclasses.asdict(program)
