@@ -54,7 +54,7 @@ class Scene:
     # --- what a statement asks ------------------------------------------------------------------------------------
 
     def tensors(self, want: Callable[[torch.Tensor], bool] = lambda t: True) -> list[str]:
-        return [name for name, t in self.space.items() if isinstance(t, torch.Tensor) and want(t)]
+        return [name for name, t in self.space.items() if isinstance(t, torch.Tensor) and _holds(want, t)]
 
     def pick(self, want: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
         """The name of a tensor for which ``want`` holds, rather one of the newer."""
@@ -134,6 +134,13 @@ class Scene:
                 pass
 
 
+def _holds(want: Callable[[torch.Tensor], bool], t: torch.Tensor) -> bool:
+    try:
+        return want(t)
+    except RuntimeError:  # a view that autograd has declared void: even ``is_leaf`` raises
+        return False
+
+
 def mode_of(seed: int, mode: str = "") -> str:
     """Most programs are traced; Dynamo takes half a second for each of its."""
     if mode:
@@ -181,12 +188,13 @@ def drawn(seed: int, mode: str = "") -> tuple[Program, float]:
 
 
 def _defined(program: Program) -> Program:
-    """A function that can be called so often: else with new inputs at each call, or only once."""
-    for fresh, calls in ((program.fresh, program.calls), (True, program.calls), (True, 1)):
-        program = dataclasses.replace(program, fresh=fresh, calls=calls)
-        if is_defined(program):
-            return program
-    return dataclasses.replace(program, body=(), after=())
+    """A function that can be called so often: else with new inputs at each call, without a gradient, or traced."""
+    forms: list[dict[str, Any]] = [{}, {"fresh": True}, {"fresh": True, "calls": 1}, {"fresh": True, "after": ()}]
+    for form in forms:
+        candidate = dataclasses.replace(program, **form)
+        if candidate.body and is_defined(candidate):
+            return candidate
+    return dataclasses.replace(program, mode="trace", calls=1, fresh=False, after=())
 
 
 def is_defined(program: Program) -> bool:

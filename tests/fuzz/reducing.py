@@ -89,6 +89,9 @@ def _simpler(program: Program) -> Iterator[Program]:
     for i, (part, text) in enumerate(lines):
         for shorter in _parts(text):
             yield _of_lines(program, [*lines[:i], (part, shorter), *lines[i + 1 :]])
+        if same := re.fullmatch(r"(\w+) = (\w+)", text):
+            rest = [(p, re.sub(rf"\b{same[1]}\b", same[2], t)) for p, t in lines[i + 1 :]]
+            yield _of_lines(program, [*lines[:i], *rest])
 
 
 def _parts(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import lazytpu.errors as lazytpu_errors
 from tests.fuzz.program import WRAPPERS, Program, bound
 
 CPU = torch.device("cpu")
+_DEVICE_TYPE = re.compile(r"\[(?:CPU|tpu|torch\.)(\w+?)(?:Type|Tensor) ")  # errors of torch's autograd name tensors so
 Errors = (RuntimeError, ValueError, TypeError, IndexError)
 
 
@@ -42,6 +44,7 @@ class Outcome:
     def error(self, place: str, error: BaseException) -> None:
         text = str(error).strip()
         first = text.partition("\n")[0] if isinstance(error, Errors) and place.startswith("line") else text[:600]
+        first = _DEVICE_TYPE.sub(r"[\1 ", first)
         self.seen[place] = f"{type(error).__name__}: {first}"
 
 

@@ -294,6 +294,16 @@ def reduce(scene: Scene) -> str | None:
     return f"{scene.new_name()} = {x}{rng.choice(kinds)}"
 
 
+def _indices(scene: Scene, rows: list[int]) -> str:
+    """A tensor of some integers, made on the device or brought to it."""
+    return scene.rng.choice((f"torch.tensor({rows}, device=device)", _arithmetic(rows), _arithmetic(rows)))
+
+
+def _arithmetic(rows: list[int]) -> str:
+    digits = sum(r * 100**i for i, r in enumerate(rows))
+    return f"({digits} // 100 ** torch.arange({len(rows)}, device=device) % 100)"
+
+
 def gather(scene: Scene) -> str | None:
     rng = scene.rng
     name = scene.pick(lambda t: t.dim() > 0 and t.numel() > 0)
@@ -301,8 +311,8 @@ def gather(scene: Scene) -> str | None:
         return None
     t = scene.space[name]
     d = rng.randrange(t.dim())
-    rows = [rng.randrange(t.shape[d]) for _ in range(rng.randrange(1, 4))]
-    index = f"torch.tensor({rows}, device=device)"
+    rows = [rng.randrange(min(t.shape[d], 100)) for _ in range(rng.randrange(1, 4))]
+    index = _indices(scene, rows)
     text = rng.choice(
         (
             f"{name}.index_select({d}, {index})",
@@ -404,9 +414,9 @@ def write_indexed(scene: Scene) -> str | None:
     t = scene.space[name]
     d = rng.randrange(t.dim())
     n = t.shape[d]
-    rows = rng.sample(range(min(n, 50)), min(n, rng.randrange(1, 4)))
-    index = f"torch.tensor({rows}, device=device)"
-    source = f"{name}.index_select({d}, torch.tensor({rows[::-1]}, device=device))"
+    rows = rng.sample(range(min(n, 100)), min(n, rng.randrange(1, 4)))
+    index = _indices(scene, rows)
+    source = f"{name}.index_select({d}, {_indices(scene, rows[::-1])})"
     other = fitting(scene, t)
     at = ":, " * d
     texts = [

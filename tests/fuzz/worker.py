@@ -33,7 +33,7 @@ class LocalWorker:
         self._count(len(seeds))
         found = check_together(programs)
         return [
-            {"seed": seed, "found": texts, "alone": bool(check(*program))}
+            {"seed": seed, "found": texts, "alone": len(seeds) == 1 or bool(check(*program))}
             for seed, program, texts in zip(seeds, programs, found, strict=True)
             if texts
         ]
