@@ -46,7 +46,7 @@ def entries() -> dict[str, Any]:
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
     named = {op.name + (f":{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db}
-    return {name: op for name, op in sorted(named.items()) if not _LEFT_OUT.search(name)}
+    return {name: op for name, op in sorted(named.items()) if op.dtypes and not _LEFT_OUT.search(name)}
 
 
 def name_of(seed: int, only: str = "") -> str:
@@ -165,7 +165,7 @@ def check_op(name: str, seed: int) -> list[str]:
     """What differs between the CPU and the device in the call that a seed draws."""
     op, rng = entries()[name], random.Random(seed)
     dtypes = [d for d in _DTYPES if d in op.dtypes] or [next(iter(op.dtypes))]
-    dtype, special = rng.choice(dtypes), rng.random() < 0.5
+    dtype, special = rng.choice(dtypes), rng.random() < 0.5 and "polynomial" not in name  # its operand says how long
     call, args, kwargs = _call_of(op, rng, dtype, special)
     grad = op.supports_autograd and dtype in (torch.float32, torch.float64) and not special and rng.random() < 0.5
     device = lazytpu.device()
