@@ -30,7 +30,9 @@ def main() -> int:
     )
     parser.add_argument("--programs", type=int, default=1, help="how many, from the first seed on")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--mode", default="", choices=("", "trace", "compile", "jit", "dynamo"), help="for all programs")
+    parser.add_argument(
+        "--mode", default="", choices=("", "trace", "compile", "jit", "dynamo"), help="for all programs"
+    )
     parser.add_argument("--reduce", action="store_true", help="make programs that fail small")
     parser.add_argument("--ops", action="store_true", help="single operators with unusual operands")
     parser.add_argument("--only", default="", help="with --ops: names of operators, separated by commas")

@@ -40,9 +40,7 @@ def _verdicts(checker: Any, batch: list[int], mode: str) -> list[dict[str, Any]]
     return [verdict for seed in batch for verdict in _verdicts(checker, [seed], mode)]
 
 
-def _report(
-    checker: Any, verdict: dict[str, Any], batch: list[int], mode: str, reduce: bool, tell: Tell
-) -> None:
+def _report(checker: Any, verdict: dict[str, Any], batch: list[int], mode: str, reduce: bool, tell: Tell) -> None:
     tell(f"--- seed {verdict['seed']}{'' if verdict['alone'] else ', only in one graph with ' + str(batch)}")
     program, largest = drawn(verdict["seed"], mode)
     if not verdict["alone"]:

@@ -39,7 +39,9 @@ def differences(program: Program, expected: Outcome, got: Outcome, largest: floa
                 precise = precise or _precisely(program)
                 if not _nearly(want, have, precise.seen.get(place), largest):
                     found.append(f"{place}: values\n{have.values}\nnot\n{want.values}")
-    found += (f"{place}: error\n  {text}\n  not raised" for place, text in got.seen.items() if place not in expected.seen)
+    found += (
+        f"{place}: error\n  {text}\n  not raised" for place, text in got.seen.items() if place not in expected.seen
+    )
     return found
 
 
@@ -98,12 +100,11 @@ def _wide(t: torch.Tensor) -> torch.Tensor:
 
 def _precisely(program: Program) -> Outcome:
     """The outcome on the CPU in float64."""
+
     def text(line: str) -> str:
         return re.sub(r"\btorch\.(b?float16|float32|complex64)\b", lambda m: f"torch.{_PRECISE[m[1]]}", line)
 
-    parts = {
-        name: tuple(map(text, getattr(program, name))) for name in ("inputs", "body", "after")
-    }
+    parts = {name: tuple(map(text, getattr(program, name))) for name in ("inputs", "body", "after")}
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -20,7 +20,19 @@ from tests.fuzz.watching import UndefinedError, Watch
 
 MAX_TENSORS = 7
 MAX_ELEMENTS, MAX_ELEMENTS_OF_LARGE = 150, 1 << 18
-DTYPES = ("float32", "float32", "float64", "int64", "int32", "float32", "bfloat16", "float16", "bool", "complex64", "uint8")
+DTYPES = (
+    "float32",
+    "float32",
+    "float64",
+    "int64",
+    "int32",
+    "float32",
+    "bfloat16",
+    "float16",
+    "bool",
+    "complex64",
+    "uint8",
+)
 SMALL = ((6,), (2, 3), (4, 6), (3, 4), (4, 4), (2, 3, 4), (5,), (), (0, 3), (2, 1, 4), (2, 2, 2, 3), (1, 3, 1, 2), (7,))
 KINDS = ("exact", "exact", "exact", "rounded")
 Draw = Callable[["Scene"], str | None]

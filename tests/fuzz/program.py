@@ -103,7 +103,11 @@ def script(program: Program) -> str:
 def _leaves(program: Program) -> list[str]:
     if not any("backward" in text for text in (*program.body, *program.after)):
         return []
-    return [name for name in program.arguments if any(f"{name} = " in text and "requires_grad" in text for text in program.inputs)]
+    return [
+        name
+        for name in program.arguments
+        if any(f"{name} = " in text and "requires_grad" in text for text in program.inputs)
+    ]
 
 
 def joined(programs: list[Program]) -> Program:

@@ -101,7 +101,15 @@ def _parts(text: str) -> list[str]:
     for node in ast.walk(tree):
         for child in _children(node):
             texts.append(_replaced(text, node, child))
-    return sorted({t for t in texts if len(t) < len(text)}, key=len)
+    return sorted({t for t in texts if len(t) < len(text) and _parses(t)}, key=len)
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _children(node: ast.AST) -> list[ast.AST]:
@@ -120,8 +128,10 @@ def _children(node: ast.AST) -> list[ast.AST]:
 
 
 def _replaced(text: str, node: ast.AST, child: ast.AST) -> str:
-    inner = ast.get_source_segment(text, child)
-    return text[: node.col_offset] + f"{inner}" + text[node.end_col_offset :]  # type: ignore[attr-defined]
+    inner = ast.get_source_segment(text, child) or ""
+    if isinstance(child, (ast.BinOp, ast.UnaryOp)):  # the segment is without its parentheses
+        inner = f"({inner})"
+    return text[: node.col_offset] + inner + text[node.end_col_offset :]  # type: ignore[attr-defined]
 
 
 def _smaller(program: Program) -> Iterator[Program]:

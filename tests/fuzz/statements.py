@@ -44,7 +44,9 @@ def produced(scene: Scene, shape: tuple[int, ...], dtype: str) -> str:
     rng, n, size, cast = scene.rng, _n(shape), _tuple(shape), _cast(dtype)
     if dtype in ("bool", "complex64", "uint8") or n > 200:
         small = f"(torch.arange({n}, device=device) % {rng.choice((2, 7, 5))}).view({size}).to(torch.{dtype})"
-        return rng.choice((small, small, f"torch.ones({size}, device=device{cast})", f"torch.zeros({size}, device=device{cast})"))
+        return rng.choice(
+            (small, small, f"torch.ones({size}, device=device{cast})", f"torch.zeros({size}, device=device{cast})")
+        )
     dot = "." if dtype.startswith(("float", "bfloat")) else ""
     texts = [
         f"torch.arange({n}{dot}, device=device{cast}).view({size})",
@@ -64,7 +66,9 @@ def produced(scene: Scene, shape: tuple[int, ...], dtype: str) -> str:
         texts.append(f"torch.arange({m}, device=device{cast})[:, None] * torch.arange({k}, device=device{cast})")
         texts.append(f"torch.arange({m}{dot}, device=device{cast}).outer(torch.arange({k}{dot}, device=device{cast}))")
         if dot and m and k:
-            texts.append(f"torch.ones({m}, 3, device=device{cast}) @ torch.arange({3 * k}., device=device{cast}).view(3, {k})")
+            texts.append(
+                f"torch.ones({m}, 3, device=device{cast}) @ torch.arange({3 * k}., device=device{cast}).view(3, {k})"
+            )
             texts.append(f"torch.eye({m}, {k}, device=device{cast})")
     return rng.choice(texts)
 
@@ -74,7 +78,7 @@ def base(scene: Scene, shape: tuple[int, ...] | None = None, dtype: str | None =
     dtype = dtype or scene.dtype()
     text = (transfer if scene.rng.random() < 0.35 else produced)(scene, shape, dtype)
     if len(shape) > 1 and scene.rng.random() < 0.15:
-        text += f".t().clone()" if len(shape) == 2 else f".transpose(0, {len(shape) - 1}).contiguous()"
+        text += ".t().clone()" if len(shape) == 2 else f".transpose(0, {len(shape) - 1}).contiguous()"
     return text
 
 
@@ -170,7 +174,7 @@ def view_of(scene: Scene, name: str) -> str:
         f".unflatten({d}, (-1, 1))",
         f".movedim({d}, {e})",
         f".view_as({name})",
-        f".detach()",
+        ".detach()",
     ]
     if scene.mode == "trace":
         texts.append(".data")
@@ -222,13 +226,25 @@ def computed(scene: Scene, name: str) -> str:
     """An expression for a new tensor of the shape of an old one."""
     rng, t = scene.rng, scene.space[name]
     d = _dim(rng, t)
-    texts = [f"{name}.flip({d})", f"{name}.roll({rng.choice((1, 1, 2, -1))}, {d})", f"{name}.clone()", f"{name}.contiguous()"]
+    texts = [
+        f"{name}.flip({d})",
+        f"{name}.roll({rng.choice((1, 1, 2, -1))}, {d})",
+        f"{name}.clone()",
+        f"{name}.contiguous()",
+    ]
     if not t.dim():
         texts = [f"{name}.clone()"]
     if t.dtype == torch.bool:
         return rng.choice([*texts, f"~{name}", f"{name} ^ {fitting(scene, t)}"])
     other = fitting(scene, t)
-    texts += [f"{name} * 2 - 1", f"{name} + 1", f"-{name}", f"{name} * {other}", f"{name} + {other}", f"{name} - {other}"]
+    texts += [
+        f"{name} * 2 - 1",
+        f"{name} + 1",
+        f"-{name}",
+        f"{name} * {other}",
+        f"{name} + {other}",
+        f"{name} - {other}",
+    ]
     if not t.is_complex():
         texts += [
             f"{name}.abs()",
@@ -265,7 +281,11 @@ def compute(scene: Scene) -> str | None:
 def reduce(scene: Scene) -> str | None:
     """A reduction, mostly of a product."""
     rng = scene.rng
-    name = scene.pick(_is_number) if not scene.large else scene.pick(lambda t: _is_number(t) and t.numel() > 500) or scene.pick()
+    name = (
+        scene.pick(_is_number)
+        if not scene.large
+        else scene.pick(lambda t: _is_number(t) and t.numel() > 500) or scene.pick()
+    )
     if name is None:
         return None
     t = scene.space[name]
@@ -317,7 +337,9 @@ def gather(scene: Scene) -> str | None:
         (
             f"{name}.index_select({d}, {index})",
             f"{name}[{index}]" if d == 0 else f"{name}[..., {index}]" if d == t.dim() - 1 else f"{name}[:, {index}]",
-            f"torch.take_along_dim({name}, {name}.argsort({d}, stable=True), {d})" if scene.exact and not t.is_complex() else name,
+            f"torch.take_along_dim({name}, {name}.argsort({d}, stable=True), {d})"
+            if scene.exact and not t.is_complex()
+            else name,
         )
     )
     return f"{scene.new_name()} = {text}"
@@ -384,7 +406,9 @@ def write_in_place(scene: Scene) -> str | None:
     part = f"{name}[{_index(rng, t)}]" if t.dim() and rng.random() < 0.4 else name
     other = fitting(scene, t)
     texts = [f"{part}.fill_({number})", f"{part}.zero_()", f"{name}.copy_({other})", f"{name}.copy_({other})"]
-    texts += [f"{name}.masked_fill_({name} == {number}, {rng.randrange(2)})" if scene.exact else f"{part}.fill_({number})"]
+    texts += [
+        f"{name}.masked_fill_({name} == {number}, {rng.randrange(2)})" if scene.exact else f"{part}.fill_({number})"
+    ]
     if t.dtype == torch.bool:
         return rng.choice([*texts, f"{part}.logical_not_()", f"{name}.logical_xor_({other})"])
     texts += [
@@ -398,7 +422,12 @@ def write_in_place(scene: Scene) -> str | None:
         f"torch._foreach_add_([{name}], 1)",
     ]
     if not t.is_complex():
-        texts += [f"{part}.clamp_(-20, {number})", f"{part}.abs_()", f"{part} += {number}", f"{name}.cumsum_({_dim(rng, t)})"]
+        texts += [
+            f"{part}.clamp_(-20, {number})",
+            f"{part}.abs_()",
+            f"{part} += {number}",
+            f"{name}.cumsum_({_dim(rng, t)})",
+        ]
         if t.dim() == 2:
             texts += [f"{name}.tril_()", f"{name}.triu_(1)", f"{name}.fill_diagonal_({number})"]
     if t.dtype in (torch.float32, torch.float64) and not scene.exact:
@@ -425,13 +454,17 @@ def write_indexed(scene: Scene) -> str | None:
         f"{name}[{at}{index}] = {source}",
         f"{name}[{at}{rows}] = {name}[{at}{rows[::-1]}]",
         f"{name}[{at}{index}] = torch.ones((), device=device, dtype={t.dtype})",
-        f"{name}.scatter_({d}, {name}.argsort({d}, stable=True), {name}.clone())" if scene.exact and not t.is_complex() else f"{name}.index_fill_({d}, {index}, 0)",
+        f"{name}.scatter_({d}, {name}.argsort({d}, stable=True), {name}.clone())"
+        if scene.exact and not t.is_complex()
+        else f"{name}.index_fill_({d}, {index}, 0)",
         f"{name}.masked_scatter_(torch.ones_like({name}, dtype=torch.bool), {name}.flip({d}))",
     ]
     if t.dtype != torch.bool:
         texts += [
             f"{name}.index_add_({d}, {index}, {source})",
-            f"{name}.index_put_(({index},), {name}[:{len(rows)}].clone(), accumulate=True)" if d == 0 else f"{name}.index_add_({d}, {index}, {source}, alpha=2)",
+            f"{name}.index_put_(({index},), {name}[:{len(rows)}].clone(), accumulate=True)"
+            if d == 0
+            else f"{name}.index_add_({d}, {index}, {source}, alpha=2)",
         ]
     if scene.mode == "trace" and scene.exact and not t.is_complex():
         texts += [f"{name}[{name} > 1] = 0", f"{name}[{name} == 1] = {name}[{name} == 1].clone()"]
