@@ -26,7 +26,7 @@ def programs(
             break
         for verdict in _verdicts(checker, batch, mode):
             failed.append(verdict["seed"])
-            _report(checker, verdict, batch, mode, reduce, tell)
+            _report(checker, verdict, mode, reduce, tell)
         ended += len(batch)
     return ended, failed
 
@@ -36,15 +36,16 @@ def _verdicts(checker: Any, batch: list[int], mode: str) -> list[dict[str, Any]]
         return checker.seeds(batch, mode)  # type: ignore[no-any-return]
     except worker.Died as died:
         if len(batch) == 1:
-            return [{"seed": batch[0], "found": [f"the process: died, {died}"], "alone": True}]
+            return [{"seed": batch[0], "found": [f"the process: died, {died}"], "alone": True, "together": batch}]
     return [verdict for seed in batch for verdict in _verdicts(checker, [seed], mode)]
 
 
-def _report(checker: Any, verdict: dict[str, Any], batch: list[int], mode: str, reduce: bool, tell: Tell) -> None:
-    tell(f"--- seed {verdict['seed']}{'' if verdict['alone'] else ', only in one graph with ' + str(batch)}")
+def _report(checker: Any, verdict: dict[str, Any], mode: str, reduce: bool, tell: Tell) -> None:
+    where = "" if verdict["alone"] else f", only in one graph with {verdict['together']}"
+    tell(f"--- seed {verdict['seed']}{where}")
     program, largest = drawn(verdict["seed"], mode)
     if not verdict["alone"]:
-        program = joined([drawn(seed, mode)[0] for seed in batch])
+        program = joined([drawn(seed, mode)[0] for seed in verdict["together"]])
     found = verdict["found"]
     if reduce:
         program, found = smaller(checker, program, largest, found)

@@ -56,6 +56,8 @@ class Scene:
         self.grad = self.rng.random() < 0.5
         dtype = DTYPES[seed // 4 % len(DTYPES)]
         self.dtypes = (dtype, dtype, self.rng.choice(DTYPES))
+        if self.large and self.rng.random() < 0.7:
+            self.dtypes = (self.rng.choice(("float32", "float32", "float64")),) * 3
         self.inputs: list[str] = []
         self.body: list[str] = []
         self.made = 0
@@ -85,16 +87,18 @@ class Scene:
         rng = self.rng
         if not self.large:
             return rng.choice(SMALL)
-        kind = rng.randrange(4)
+        kind = rng.randrange(8)
         if kind == 0:
             return (rng.randrange(1 << 12, 1 << 17) | 1,)
-        if kind == 1:
-            n = rng.randrange(1, 9)
-            return rng.choice(((n, (1 << 17) // n | 1), ((1 << rng.randrange(14, 17)) // n | 1, n)))
-        if kind == 2:
+        if kind < 4:  # points of a few coordinates
+            n = rng.choice((1, 2, 3, 3, 4, rng.randrange(1, 9)))
+            points = rng.randrange(1 << 14, (1 << 17) // n) | 1
+            return rng.choice(((n, points), (n, points), (points, n)))
+        if kind == 4:
             return (rng.choice((1, 2, 5)), rng.choice((7, 31)), rng.randrange(33, 901) | 1)
         while True:  # of a high rank
-            shape = tuple(rng.choice((1, 2, 3, 2, 8)) for _ in range(rng.randrange(5, 9)))
+            inner = [8] * rng.randrange(4)
+            shape = (*(rng.choice((1, 2, 3, 2)) for _ in range(rng.randrange(2, 6))), *inner)
             if torch.Size(shape).numel() <= 1 << 14:
                 return shape
 
