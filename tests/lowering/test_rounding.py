@@ -1,4 +1,4 @@
-"""Half precision and bytes: what the CPU rounds on the way to a result is rounded on the device."""
+"""Half precision and bytes: a result is rounded as on the CPU, or once."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ HALF: dict[str, tuple[tuple[int, ...], Case]] = {
     "roots of infinity": ((1,), lambda x: (x - math.inf) ** 0.5),
     "bounds": ((200,), lambda x: torch.stack([x.clamp(-0.1, 1.7), F.hardtanh(x, -0.1, 1.7), F.hardshrink(x, 0.1)])),
     "slopes": ((200,), lambda x: torch.stack([F.leaky_relu(x, 0.1), F.elu(x, 0.7), F.softshrink(x, 0.1)])),
-    "logarithms": ((200,), lambda x: torch.stack([torch.logit(x.sigmoid()), torch.xlogy(x, x.abs()), entropy(x)])),
+    "logarithms": ((200,), lambda x: torch.stack([torch.logit(x.frac().abs()), torch.xlogy(x, x.abs()), entropy(x)])),
     "losses": ((200,), lambda x: torch.stack([loss(x, x.flip(0), reduction="none") for loss in LOSSES])),
     "small numbers of float16": ((200,), lambda x: x * 1e-4 // 1e-6 + (x * 1e-3) ** 3),
     "image at a grid": ((2, 3, 7, 5), sampled("bilinear", "zeros", False)),
@@ -142,17 +142,18 @@ def gradient(case: Case, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_half_precision_is_rounded_where_the_cpu_rounds_it(dtype: torch.dtype, device: torch.device) -> None:
+def test_half_precision_is_rounded_as_on_the_cpu_or_once(dtype: torch.dtype, device: torch.device) -> None:
     given = {name: numbers(*size).to(dtype) for name, (size, _) in HALF.items()}
     ours = {name: case(given[name].to(device)) for name, (_, case) in HALF.items()}
     lazytpu.mark_step()  # all cases by one graph
     wrong = []
     for name, (_, case) in HALF.items():
-        got, want = ours[name].cpu(), case(given[name])
+        got, want, exact = ours[name].cpu(), case(given[name]), case(given[name].double())
         assert got.dtype == want.dtype, name
         off = ~torch.isclose(got, want, rtol=0, atol=0, equal_nan=True)
+        off &= ~torch.isclose(got.double(), exact, rtol=torch.finfo(dtype).eps, atol=2.0**-24)
         if off.sum() > want.numel() // 50:  # float32 sums in another order round otherwise
-            wrong.append(f"{name}: {got[off]}, not {want[off]}")
+            wrong.append(f"{name}: {got[off]}, not {want[off]} nor {exact[off]}")
     assert not wrong, "\n".join(wrong)
 
 

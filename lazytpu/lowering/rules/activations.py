@@ -10,7 +10,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
 from lazytpu.lowering.support import complex_functions
-from lazytpu.lowering.support.operands import cast, compute_dtype, operand, operands, pointwise, quotient, rounding
+from lazytpu.lowering.support.operands import cast, compute_dtype, operand, operands, pointwise, quotient
 
 aten = torch.ops.aten
 
@@ -30,11 +30,6 @@ def _where(condition, x, y):
 
 def _conj(x):
     return lax.conj(x) if jnp.iscomplexobj(x) else x
-
-
-def _sigmoid_backward(out, grad, y):
-    r, (grad, y) = rounding(out.dtype if out.dtype == jnp.float16 else None), operands(out, grad, y)
-    return cast(r(grad * r(_conj(1 - y))) * _conj(y), out.dtype)
 
 
 def _silu_grad(grad, x):
@@ -78,7 +73,7 @@ lowers_each(
         aten.mish.default: pointwise(lambda x: x * lax.tanh(_softplus(x))),
         aten.hardsigmoid.default: pointwise(lambda x: lax.clamp(cast(0, x.dtype), x + 3, cast(6, x.dtype)) / 6),
         aten.hardswish.default: pointwise(lambda x: x * lax.clamp(cast(0, x.dtype), x + 3, cast(6, x.dtype)) / 6),
-        aten.sigmoid_backward.default: _sigmoid_backward,
+        aten.sigmoid_backward.default: pointwise(lambda grad, y: grad * _conj((1 - y) * y)),
         aten.tanh_backward.default: pointwise(lambda grad, y: grad * _conj(1 - y * y)),
         aten.silu_backward.default: pointwise(_silu_grad),
         aten.mish_backward.default: pointwise(_mish_grad),
@@ -184,7 +179,7 @@ def log_sigmoid_forward(out, x):
 @lowers(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(out, grad, x, buffer):
     grad, x = operands(out, grad, x)
-    small = rounding(out.dtype)(lax.exp(-lax.abs(x)))  # which eager has saved
+    small = lax.exp(-lax.abs(x))
     slope = small / (1 + small)
     return cast(grad * _where(x < 0, 1 - slope, slope), out.dtype)
 
@@ -229,7 +224,7 @@ def glu(out, x, dim=-1):
 @lowers(aten.glu_backward.default)
 def glu_backward(out, grad, x, dim):
     a, b = _halves(x, dim)
-    s = rounding(out.dtype)(lax.logistic(b))
+    s = lax.logistic(b)
     grad = cast(grad, s.dtype)
     parts = [grad * s, (1 - s) * s * a * grad]
     return cast(lax.concatenate(parts, dim % x.ndim), out.dtype)

@@ -14,7 +14,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.shape import axis_of
-from lazytpu.lowering.support.operands import cast, compute_dtype, rounded
+from lazytpu.lowering.support.operands import cast, compute_dtype
 
 aten = torch.ops.aten
 
@@ -257,7 +257,6 @@ def _reduced_into(x, how, include_self, scatter):
     result = scatter(start, None, how)
     if how == "mean":
         counts = jnp.maximum(counts + (1 if include_self else 0), 1) if wide != jnp.bool_ else counts
-        result = rounded(result, x.dtype)
         floats = jnp.issubdtype(wide, jnp.inexact)
         result = result / counts if floats else jnp.floor_divide(result, counts)
     return lax.convert_element_type(result, x.dtype)
@@ -299,11 +298,9 @@ def _rows(x, dim, index, source, how):
 def index_add(out, x, dim, index, source, *, alpha=1):
     if x.dtype == jnp.bool_:
         return _rows(x, dim, index, source & jnp.asarray(alpha, jnp.bool_), "sum")
-    # Half precision is rounded after each addition but for rows without ``alpha`` (then it is the default, an int), for
-    # which the CPU takes ``scatter_add``.
-    dtype = compute_dtype(x.dtype) if x.ndim > 1 and isinstance(alpha, int) else x.dtype
-    source = (source * lax.convert_element_type(alpha, x.dtype)).astype(dtype)
-    return _rows(x.astype(dtype), dim, index, source, "sum").astype(x.dtype)
+    wide = compute_dtype(x.dtype)
+    source = source.astype(wide) * lax.convert_element_type(alpha, wide)
+    return _rows(x.astype(wide), dim, index, source, "sum").astype(x.dtype)
 
 
 @lowers(aten.index_copy.default)
@@ -367,7 +364,8 @@ def embedding_dense_backward(out, grad, indices, num_weights, padding_idx, scale
     if scale_grad_by_freq:
         counts = write(jnp.zeros(num_weights, jnp.float32), [0], [at], jnp.float32(1), "sum")
         rows = (rows / read(counts, [0], [at])[:, None]).astype(rows.dtype)
-    return write(jnp.zeros(out.shape, out.dtype), [0], [at], rows, "sum")
+    total = jnp.zeros(out.shape, compute_dtype(out.dtype))
+    return write(total, [0], [at], rows, "sum").astype(out.dtype)
 
 
 @lowers(aten._masked_scale.default, dynamic="scale")

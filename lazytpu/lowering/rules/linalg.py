@@ -45,40 +45,14 @@ _TAYLOR = (
 _TAYLOR_NORM = {4: 3.010066362817634, 8: 1.090863719290036}  # by bytes of a real number
 
 
-_SMALL = 400  # multiplications of a product of matrices that the CPU computes in a plain loop
-
-
-def _sum_of_products(xs, ys):
-    """The sum of ``x * y`` in order, each product and each sum rounded, as a plain loop on the CPU has it.
-
-    A product is added in the next turn: in the same one XLA would make one operation of both, rounded once.
-    """
-    shape = jnp.broadcast_shapes(xs[0].shape, ys[0].shape)
-
-    def add(state, pair):
-        total, product = state
-        return (total + product, pair[0] * pair[1]), None
-
-    zero = jnp.zeros(shape, xs.dtype)
-    total, product = lax.scan(add, (zero, zero), (xs, ys))[0]
-    return lax.add(*lax.optimization_barrier((total, product)))
-
-
-def _product(a, b):
-    if np.prod(a.shape[-2:]) * a.shape[-1] >= _SMALL:
-        return a @ b
-    return _sum_of_products(jnp.moveaxis(a[..., None], -2, 0), jnp.moveaxis(b[..., None, :], -3, 0))
-
-
 def _taylor(a):
-    """exp of matrices of small norm, in the steps of the CPU."""
-    a2 = _product(a, a)
-    a3 = _product(a, a2)
-    powers = jnp.stack([jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape), a, a2, a3, _product(a3, a3)])
-    factors = jnp.asarray(_TAYLOR, a.dtype)
-    parts = [_sum_of_products(powers, row.reshape(-1, *[1] * a.ndim)) for row in factors]
-    a9 = parts[3] + _product(parts[0], parts[4])
-    return parts[1] + _product(parts[2] + a9, a9)
+    """Return exp of matrices of small norm."""
+    a2 = a @ a
+    a3 = a @ a2
+    powers = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape), a, a2, a3, a3 @ a3
+    parts = [sum(jnp.asarray(c, a.dtype) * power for c, power in zip(row, powers, strict=True) if c) for row in _TAYLOR]
+    a9 = parts[3] + parts[0] @ parts[4]
+    return parts[1] + (parts[2] + a9) @ a9
 
 
 @lowers(aten.linalg_matrix_exp.default)
@@ -96,7 +70,7 @@ def linalg_matrix_exp(out, a):
 
     def square(state):
         i, result = state
-        return i + 1, jnp.where((i < count)[..., None, None], _product(result, result), result)
+        return i + 1, jnp.where((i < count)[..., None, None], result @ result, result)
 
     start = (jnp.zeros((), jnp.int32), _taylor(a * scale))
     return lax.while_loop(lambda state: state[0] < jnp.max(count), square, start)[1].astype(out.dtype)

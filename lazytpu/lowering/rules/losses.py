@@ -1,13 +1,11 @@
 """Losses and their gradients."""
 
-from functools import partial
-
 import jax.numpy as jnp
 import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.support.operands import compute_dtype, operands, rounded, rounding
+from lazytpu.lowering.support.operands import compute_dtype, operands, rounded
 
 aten = torch.ops.aten
 
@@ -69,86 +67,73 @@ def nll_loss_backward(out, grad, x, target, weight, reduction, ignore_index, tot
     return jnp.where(here, jnp.expand_dims(value, dim), 0).astype(out.dtype)
 
 
-def _pointwise_loss(op, loss, dynamic="", exact=()):
-    """Registers a loss of ``loss(r, x, target, *extra)`` an element.
+def _pointwise_loss(op, loss, dynamic=""):
+    """Register a loss of ``loss(x, target, *extra)`` an element.
 
-    ``r`` rounds as the CPU does after each step in half precision, but for the dtypes that are ``exact``.  The op takes
-    its extra argument after the reduction and may leave it out; torch's default is 1.
+    The op takes its extra argument after the reduction and may leave it out; torch's default is 1.
     """
 
     def rule(out, x, target, reduction=MEAN, *extra):
         extra = extra or (1.0,) * bool(dynamic)
-        x, target, *extra = (jnp.asarray(t).astype(compute_dtype(out.dtype)) for t in (x, target, *extra))
-        r = rounding(None if out.dtype in exact else out.dtype)
-        return reduced(out, rounding(out.dtype)(loss(r, x, target, *map(r, extra))), reduction)
+        dtype = compute_dtype(out.dtype)
+        return reduced(out, loss(*(jnp.asarray(t).astype(dtype) for t in (x, target, *extra))), reduction)
 
     lowers(op, dynamic=dynamic)(rule)
 
 
-def _smooth_l1(r, x, target, beta):
-    z = jnp.abs(r(x - target))
-    return jnp.where(z < beta, r(r(0.5 * z) * z) / beta, z - r(0.5 * beta))
+def _smooth_l1(x, target, beta):
+    z = jnp.abs(x - target)
+    return jnp.where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta)
 
 
-def _huber(r, x, target, delta):
-    z = jnp.abs(r(x - target))
-    return jnp.where(z <= delta, r(0.5 * z) * z, delta * r(z - r(0.5 * delta)))
+def _huber(x, target, delta):
+    z = jnp.abs(x - target)
+    return jnp.where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta))
 
 
-_pointwise_loss(aten.mse_loss.default, lambda r, x, t: jnp.square(r(x - t)))
-_pointwise_loss(aten.smooth_l1_loss.default, _smooth_l1, "beta", exact=(jnp.bfloat16,))
-_pointwise_loss(aten.huber_loss.default, _huber, "delta", exact=(jnp.float16,))
+_pointwise_loss(aten.mse_loss.default, lambda x, target: jnp.square(x - target))
+_pointwise_loss(aten.smooth_l1_loss.default, _smooth_l1, "beta")
+_pointwise_loss(aten.huber_loss.default, _huber, "delta")
 
 
-def _share(factor, x, reduction):
-    """``factor``, over the number of elements for a mean."""
-    return jnp.asarray(factor / x.size if reduction == MEAN else factor, x.dtype)
+def _pointwise_loss_gradient(op, slope, dynamic=""):
+    """Register the gradient of a loss whose derivative by ``x`` is ``slope(x, target, *extra)``."""
+
+    def rule(out, grad, x, target, reduction, *extra):
+        x, target, *extra = operands(out, x, target, *extra, dtype=compute_dtype(out.dtype))
+        return reduced_gradient(out, grad, slope(x, target, *extra), reduction)
+
+    lowers(op, dynamic=dynamic)(rule)
 
 
-@lowers(aten.mse_loss_backward.default)
-def mse_loss_backward(out, grad, x, target, reduction):
-    r, (grad, x, target) = rounding(out.dtype), operands(out, grad, x, target)
-    return (r(r(_share(2, x, reduction)) * r(x - target)) * grad).astype(out.dtype)
-
-
-@lowers(aten.smooth_l1_loss_backward.default, dynamic="beta")
-def smooth_l1_loss_backward(out, grad, x, target, reduction, beta):
-    x, target, beta = operands(out, x, target, beta, dtype=compute_dtype(out.dtype))
+def _smooth_l1_slope(x, target, beta):
     d = x - target
-    slope = jnp.where(d <= -beta, -1, jnp.where(d >= beta, 1, d / beta)).astype(x.dtype)
-    return reduced_gradient(out, grad, slope, reduction)
+    return jnp.where(d <= -beta, -1, jnp.where(d >= beta, 1, d / beta)).astype(x.dtype)
 
 
-@lowers(aten.huber_loss_backward.default, dynamic="delta")
-def huber_loss_backward(out, grad, x, target, reduction, delta):
-    r, (grad, x, target, delta) = rounding(out.dtype), operands(out, grad, x, target, delta)
-    norm, d = r(_share(1, x, reduction)), r(x - target)
-    outer = r(norm * delta) * grad
-    slope = jnp.where(d <= -delta, -outer, jnp.where(d >= delta, outer, r(norm * d) * grad))
-    return slope.astype(out.dtype)
+_pointwise_loss_gradient(aten.mse_loss_backward.default, lambda x, target: 2 * (x - target))
+_pointwise_loss_gradient(aten.smooth_l1_loss_backward.default, _smooth_l1_slope, "beta")
+_pointwise_loss_gradient(
+    aten.huber_loss_backward.default, lambda x, target, delta: jnp.clip(x - target, -delta, delta), "delta"
+)
 
 
 def _soft_margin(x, target):
-    """``x`` and ``target`` in the type to compute in, ``exp(-target * x)``, and the rounding after every step."""
+    """``target`` in the type to compute in, and ``exp(-target * x)``, which is infinite as early as on the CPU."""
     kept = jnp.promote_types(x.dtype, target.dtype)
-    dtype = compute_dtype(kept)
-    x, target = x.astype(dtype), target.astype(dtype)
-    return target, rounded(jnp.exp(rounded(-target * x, kept)), kept), partial(rounded, dtype=kept)
+    x, target = x.astype(compute_dtype(kept)), target.astype(compute_dtype(kept))
+    return target, rounded(jnp.exp(-target * x), kept)
 
 
 @lowers(aten.soft_margin_loss.default)
 def soft_margin_loss(out, x, target, reduction=MEAN):
-    """The CPU's is made of several ops, so that in half precision it is infinite early."""
-    _, z, step = _soft_margin(x, target)
-    return reduced(out, step(jnp.log1p(z)), reduction)
+    return reduced(out, jnp.log1p(_soft_margin(x, target)[1]), reduction)
 
 
 @lowers(aten.soft_margin_loss_backward.default)
 def soft_margin_loss_backward(out, grad, x, target, reduction):
-    target, z, step = _soft_margin(x, target)
-    norm = jnp.asarray(1 / max(x.size, 1) if reduction == MEAN else 1, z.dtype)
-    slope = step(step(-norm * step(target * z)) / step(z + 1))
-    return (slope * grad.astype(slope.dtype)).astype(out.dtype)
+    target, z = _soft_margin(x, target)
+    return reduced_gradient(out, grad, -target * z / (z + 1), reduction)
 
 
 @lowers(aten.binary_cross_entropy.default)
@@ -170,9 +155,8 @@ def binary_cross_entropy_backward(out, grad, x, target, weight=None, reduction=M
 def binary_cross_entropy_with_logits(out, x, target, weight=None, pos_weight=None, reduction=MEAN):
     dtype = compute_dtype(out.dtype)
     x, target = x.astype(dtype), target.astype(dtype)
-    r = rounding(out.dtype)
-    positive = r(jnp.log1p(jnp.exp(-jnp.abs(x))) + jnp.maximum(-x, 0))
+    positive = jnp.log1p(jnp.exp(-jnp.abs(x))) + jnp.maximum(-x, 0)
     if pos_weight is not None:
-        positive = r(r(r(r(pos_weight.astype(dtype) - 1) * target) + 1) * positive)
-    loss = r(r(r(1 - target) * x) + positive)
-    return reduced(out, loss if weight is None else r(loss * weight.astype(dtype)), reduction)
+        positive = ((pos_weight.astype(dtype) - 1) * target + 1) * positive
+    loss = (1 - target) * x + positive
+    return reduced(out, loss if weight is None else loss * weight.astype(dtype), reduction)

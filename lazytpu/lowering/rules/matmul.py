@@ -150,17 +150,5 @@ def trilinear(out, a, b, c, expand1, expand2, expand3, sumdim, unroll_dim=1):
         return "".join(x for i, x in enumerate(letters) if i not in gone)
 
     of_a, of_b, of_c, result = map(without, (expand1, expand2, expand3, sumdim))
-    dtype = compute_dtype(out.dtype)
-    if dtype == out.dtype:
-        return jnp.einsum(f"{of_a},{of_b},{of_c}->{result}", a, b, c, preferred_element_type=dtype)
-    # Halves are rounded where the CPU does: it multiplies two of the three, then the third, for one place along
-    # ``unroll_dim`` at a time, and adds up what comes of them.
-    first = {d for d in sumdim if d in expand3} - {unroll_dim}
-    of_ab = without(first | {d for d in range(len(letters)) if d in expand1 and d in expand2})
-    parts = without(set(sumdim) - {unroll_dim})
-    ab = rounded(jnp.einsum(f"{of_a},{of_b}->{of_ab}", a, b, preferred_element_type=dtype), out.dtype)
-    y = rounded(jnp.einsum(f"{of_ab},{of_c}->{parts}", ab, c, preferred_element_type=dtype), out.dtype)
-    if unroll_dim in sumdim:
-        y = jnp.moveaxis(y, parts.index(letters[unroll_dim]), 0)
-        y = lax.scan(lambda total, part: (rounded(total + part, out.dtype), None), jnp.zeros_like(y[0]), y)[0]
-    return y.astype(out.dtype)
+    a, b, c = (lax.convert_element_type(x, compute_dtype(out.dtype)) for x in (a, b, c))
+    return lax.convert_element_type(jnp.einsum(f"{of_a},{of_b},{of_c}->{result}", a, b, c), out.dtype)

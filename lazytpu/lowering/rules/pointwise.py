@@ -20,7 +20,6 @@ from lazytpu.lowering.support.operands import (
     operands,
     pointwise,
     quotient,
-    rounded,
     rounding,
     spread,
 )
@@ -156,9 +155,6 @@ def _integer_pow(x, n):
 
 def _fixed_pow(x, n, dtype):
     """x ** n, to be rounded to ``dtype``, for an exponent eager has a shorter form for, else None."""
-    if dtype == jnp.bfloat16 and n in (3, -2):  # the square is rounded by itself
-        square = rounded(x * x, dtype)
-        return square * x if n == 3 else 1 / square
     if dtype == jnp.float16 and n in (0.5, -0.5):
         return None
     if n in (1, 2, 3, 4):
@@ -219,8 +215,7 @@ def times_log(log):
 
     def rule(out, x, y):
         x, y = operands(out, x, y)
-        product = x * rounding(out.dtype)(log(y))
-        return cast(jnp.where(y != y, y, jnp.where(x == 0, jnp.zeros((), x.dtype), product)), out.dtype)
+        return cast(jnp.where(y != y, y, jnp.where(x == 0, jnp.zeros((), x.dtype), x * log(y))), out.dtype)
 
     return rule
 
@@ -297,19 +292,19 @@ def frexp(out, x):
 
 @lowers(aten.logit.default, dynamic="eps")
 def logit(out, x, eps=None):
-    x, r = operand(x, out), rounding(out.dtype)
+    x = operand(x, out)
     if eps is not None:
         eps = operand(eps, out)
-        x = jnp.where(eps < 0, x, jnp.where(x < eps, eps, lax.min(x, r(1 - eps))))  # an eps above 1/2 is a floor
-    return cast(lax.log(r(x / r(1 - x))), out.dtype)
+        x = jnp.where(eps < 0, x, jnp.where(x < eps, eps, lax.min(x, 1 - eps)))  # an eps above 1/2 is a floor
+    return cast(lax.log(x / (1 - x)), out.dtype)
 
 
 @lowers(aten.logit_backward.default, dynamic="eps")
 def logit_backward(out, grad, x, eps=None):
-    r, (grad, x, eps) = rounding(out.dtype), operands(out, grad, x, -1.0 if eps is None else eps)
+    grad, x, eps = operands(out, grad, x, -1.0 if eps is None else eps)
     outside = jnp.where(eps < 0, cast(math.nan, x.dtype), cast(0, x.dtype))
     low = lax.max(eps, lax.full_like(x, 0))
-    return cast(jnp.where((x < low) | (x > r(1 - low)), outside, grad / r(x * r(1 - x))), out.dtype)
+    return cast(jnp.where((x < low) | (x > 1 - low), outside, grad / (x * (1 - x))), out.dtype)
 
 
 def _rounding(fn):

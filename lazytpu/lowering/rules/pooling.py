@@ -5,9 +5,6 @@ strided slice.  Dimensions are reduced one after the other, so a 3x3 window cost
 The maximum carries its position along; on CPUs this is many times faster than XLA's window operators.
 """
 
-import itertools
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +12,11 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.support.operands import compute_dtype, rounded
+from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
 
 MOST_TAPS = 36  # a longer unrolled window costs more to compile than it saves
-MOST_ROUNDINGS = 100  # with larger windows, gradients of half precision are rounded once
 
 
 def _per_dim(values, n):
@@ -192,17 +188,6 @@ def _divisors(spatial, sizes, kernel, stride, padding, count_include_pad, diviso
     return counts
 
 
-def _shares_rounded(share, out, kernel, stride, padding):
-    """Adds each window's share to its elements, one window after the other and rounded each time, as the CPU does."""
-    n, total = len(kernel), jnp.zeros(out.shape, share.dtype)
-    for offsets in itertools.product(*(range(k - 1, -1, -1) for k in kernel)):  # the first window's is the last offset
-        pads = [(0, 0, 0)] * (total.ndim - n)
-        sides = zip(offsets, out.shape[-n:], share.shape[-n:], stride, padding, strict=True)
-        pads += [(t - p, length - (t - p) - (size - 1) * s - 1, s - 1) for t, length, size, s, p in sides]
-        total = rounded(total + lax.pad(share, jnp.zeros((), share.dtype), pads), out.dtype)
-    return total.astype(out.dtype)
-
-
 def _avg_pool(n):
     """The rules of ``avg_pool{n}d`` and of its gradient."""
 
@@ -224,9 +209,6 @@ def _avg_pool(n):
         divisor = _divisors(out.shape[-n:], sizes, kernel, stride, padding, count_include_pad, divisor_override)
         dtype = compute_dtype(grad.dtype)
         share = grad.astype(dtype) / jnp.asarray(divisor, dtype)
-        overlap = any(k > s for k, s in zip(kernel, stride, strict=True))
-        if dtype != out.dtype and overlap and math.prod(kernel) <= MOST_ROUNDINGS:
-            return _shares_rounded(rounded(share, out.dtype), out, kernel, stride, padding)
         wide = jax.ShapeDtypeStruct(out.shape, dtype)
         spread = jax.linear_transpose(lambda x: _window_sum(x, sizes, kernel, stride, padding), wide)
         return spread(share)[0].astype(out.dtype)

@@ -12,7 +12,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
 from lazytpu.lowering.rules.pointwise import times_log
-from lazytpu.lowering.support.operands import cast, operand, operands, pointwise, rounding
+from lazytpu.lowering.support.operands import cast, operand, operands, pointwise
 
 aten = torch.ops.aten
 
@@ -45,11 +45,10 @@ def _log_ndtr(x):
     return jnp.where(x < -1, low, lax.log1p(-lax.erfc(scaled) / 2))
 
 
-def _entr(out, x):
-    x = operand(x, out)
-    inner = -x * rounding(out.dtype)(lax.log(x))
-    y = jnp.where(x != x, x, jnp.where(x > 0, inner, jnp.where(x == 0, 0.0, -jnp.inf).astype(x.dtype)))
-    return cast(y, out.dtype)
+def _entr(x):
+    """-x log(x), continued to zero."""
+    beyond = jnp.where(x == 0, 0.0, -jnp.inf).astype(x.dtype)
+    return jnp.where(x != x, x, jnp.where(x > 0, -x * lax.log(x), beyond))
 
 
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)  # B2, B4, ... B16
@@ -127,7 +126,7 @@ lowers_each(
         aten.special_i0e.default: pointwise(lax.bessel_i0e),
         aten.special_i1.default: pointwise(_i1),
         aten.special_i1e.default: pointwise(lax.bessel_i1e),
-        aten.special_entr.default: _entr,
+        aten.special_entr.default: pointwise(_entr),
         aten.special_erfcx.default: in_float64(_erfcx),
         aten.special_log_ndtr.default: in_float64(_log_ndtr),
         aten.special_ndtri.default: pointwise(jsp.ndtri),
