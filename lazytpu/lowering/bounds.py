@@ -1,123 +1,129 @@
-"""Which positions an op reads or writes, and how far they may go: what ``lazytpu.config.check_bounds`` checks.
+"""Which indices an op reads or writes at, and their range: what ``lazytpu.config.check_bounds`` checks.
 
-XLA does not raise for a position that is out of range, nor for a whole number divided by zero.  With the check on, a
-graph has one more result: for every tensor of positions or divisors a row ``(node or -1, first bad position,
-dimension, size)``, i64[n,4].
+XLA does not raise for an index that is out of range, nor for an integer divided by zero.  With the check on, a
+graph has one more result: for every tensor of indices or divisors a row ``(node or -1, first bad index, dimension,
+size)``, i64[n,4].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazytpu.lowering.support.operands import cast, is_integral, result_dtype
+from lazytpu.lowering.registry import Args, Kwargs
+from lazytpu.lowering.support.operands import Operand, cast, is_integral, result_dtype
 
 aten = torch.ops.aten
-DIVISOR = -1  # in place of the dimension: it is no position but a divisor, which must not be 0
+DIVISOR = -1  # in place of the dimension: it is no index but a divisor, which must not be 0
 
 
-class Positions(NamedTuple):
-    """A tensor of positions in a dimension.
+class Indices(NamedTuple):
+    """A tensor of indices into a dimension.
 
     Attributes:
-        index: the positions, integers of any shape.
-        size: of the dimension; positions from ``lowest`` to ``size - 1`` are good.
+        index: the indices, integers of any shape.
+        size: of the dimension; indices from ``lowest`` to ``size - 1`` are in range.
         dim: the dimension, for the message, or `DIVISOR`.
-        lowest: 0, or ``-size`` where torch counts negative positions from the end.
-        ignored: a position that is good wherever it lies.
+        lowest: 0, or ``-size`` where torch counts negative indices from the end.
+        ignored: an index that is allowed whatever it is.
     """
 
-    index: Any
+    index: jax.Array
     size: int
     dim: int = 0
     lowest: int = 0
-    ignored: Any = None
+    ignored: int | None = None
 
 
-def _at(x: Any, dim: int) -> tuple[int, int]:
-    """Size and number of a dimension; a 0-dim tensor has one element."""
+def _at(x: jax.Array, dim: int) -> tuple[int, int]:
+    """Return the size and number of a dimension; a 0-dim tensor has one element."""
     return (x.shape[dim], dim % x.ndim) if x.ndim else (1, 0)
 
 
-def _list(x: Any, indices: Any, *_: Any, **__: Any) -> Iterable[Positions]:
-    """``x[i, :, j]``; a mask takes as many dimensions as it has, and has the right size by the schema."""
+def _list(x: jax.Array, indices: Sequence[jax.Array | None], *_: object, **__: object) -> Iterable[Indices]:
+    """Yield the indices of ``x[i, :, j]``; a mask takes as many dimensions as it has, of its own sizes."""
     dim = 0
     for i in indices:
         mask = i is not None and i.dtype in (jnp.bool_, jnp.uint8)
         if i is not None and not mask:
-            yield Positions(i, x.shape[dim], dim, -x.shape[dim])
+            yield Indices(i, x.shape[dim], dim, -x.shape[dim])
         dim += i.ndim if mask else 1
 
 
-def _along(x: Any, dim: int, index: Any, *_: Any, **__: Any) -> Iterable[Positions]:
-    yield Positions(index, *_at(x, dim))
+def _along(x: jax.Array, dim: int, index: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
+    yield Indices(index, *_at(x, dim))
 
 
-def _along_from_either_end(x: Any, dim: int, index: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+def _along_from_either_end(x: jax.Array, dim: int, index: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
     size, dim = _at(x, dim)
-    yield Positions(index, size, dim, -size)
+    yield Indices(index, size, dim, -size)
 
 
-def _flat(x: Any, index: Any, *_: Any, **__: Any) -> Iterable[Positions]:
-    yield Positions(index, x.size, 0, -x.size)
+def _flat(x: jax.Array, index: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
+    yield Indices(index, x.size, 0, -x.size)
 
 
-def _rows(weight: Any, indices: Any, *_: Any, **__: Any) -> Iterable[Positions]:
-    yield Positions(indices, weight.shape[0])
+def _rows(weight: jax.Array, indices: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
+    yield Indices(indices, weight.shape[0])
 
 
-def _bags(weight: Any, indices: Any, offsets: Any, *_: Any, **__: Any) -> Iterable[Positions]:
-    yield Positions(indices, weight.shape[0])
-    yield Positions(offsets, indices.size + 1)
+def _bags(weight: jax.Array, indices: jax.Array, offsets: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
+    yield Indices(indices, weight.shape[0])
+    yield Indices(offsets, indices.size + 1)
 
 
-def _pivots(factor: Any, pivots: Any, *_: Any, **__: Any) -> Iterable[Positions]:
-    yield Positions(pivots, factor.shape[-2] + 1, factor.ndim - 2, 1)
+def _pivots(factor: jax.Array, pivots: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
+    yield Indices(pivots, factor.shape[-2] + 1, factor.ndim - 2, 1)
 
 
-def _sorter(sequence: Any, *_: Any, sorter: Any = None, **__: Any) -> Iterable[Positions]:
+def _sorter(sequence: jax.Array, *_: object, sorter: jax.Array | None = None, **__: object) -> Iterable[Indices]:
     if sorter is not None:
-        yield Positions(sorter, *_at(sequence, -1))
+        yield Indices(sorter, *_at(sequence, -1))
 
 
-def _classes(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Iterable[Positions]:
+def _classes(
+    x: jax.Array, target: jax.Array, weight: jax.Array, reduction: int, ignore_index: int
+) -> Iterable[Indices]:
     dim = 1 if x.ndim > 1 else 0
-    yield Positions(target, x.shape[dim], dim, 0, ignore_index)
+    yield Indices(target, x.shape[dim], dim, 0, ignore_index)
 
 
-def _margin_class(x: Any, target: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+def _margin_class(x: jax.Array, target: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
     dim = max(x.ndim - 1, 0)
-    yield Positions(target, x.shape[dim] if x.ndim else 1, dim)
+    yield Indices(target, x.shape[dim] if x.ndim else 1, dim)
 
 
-def _margin_classes(x: Any, target: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+def _margin_classes(x: jax.Array, target: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
     for found in _margin_class(x, target):
         yield found._replace(lowest=-1)  # -1 ends a list of classes
 
 
-def _plane(x: Any, indices: Any, output_size: Any, *_: Any, **__: Any) -> Iterable[Positions]:
+def _plane(x: jax.Array, indices: jax.Array, output_size: Sequence[int], *_: object, **__: object) -> Iterable[Indices]:
     size = 1
     for n in output_size:
         size *= n
-    yield Positions(indices, size, x.ndim - len(output_size))
+    yield Indices(indices, size, x.ndim - len(output_size))
 
 
-def _source(x: Any, mask: Any, source: Any) -> Iterable[Positions]:
+def _source(x: jax.Array, mask: jax.Array, source: jax.Array) -> Iterable[Indices]:
     shape = jnp.broadcast_shapes(x.shape, mask.shape)
-    yield Positions(jnp.sum(jnp.broadcast_to(mask, shape), dtype=jnp.int64) - 1, source.size, 0, -1)
+    yield Indices(jnp.sum(jnp.broadcast_to(mask, shape), dtype=jnp.int64) - 1, source.size, 0, -1)
 
 
-def _divisors(x: Any, y: Any, *_: Any, rounding_mode: str | None = "floor", **__: Any) -> Iterable[Positions]:
+def _divisors(
+    x: Operand, y: Operand, *_: object, rounding_mode: str | None = "floor", **__: object
+) -> Iterable[Indices]:
     dtype = result_dtype(x, y)
     if rounding_mode is not None and is_integral(dtype):
-        yield Positions(cast(y, dtype), 0, DIVISOR)
+        yield Indices(cast(y, dtype), 0, DIVISOR)
 
 
-_CHECKED: dict[torch._ops.OpOverload, Callable[..., Iterable[Positions]]] = {
+_CHECKED: dict[torch._ops.OpOverload, Callable[..., Iterable[Indices]]] = {
     **dict.fromkeys((aten.index.Tensor, aten.index_put.default, aten._index_put_impl.default), _list),
     **dict.fromkeys((aten.gather.default, aten.index_select.default, aten.index_add.default), _along),
     **dict.fromkeys((aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce), _along),
@@ -143,23 +149,23 @@ _CHECKED: dict[torch._ops.OpOverload, Callable[..., Iterable[Positions]]] = {
 
 
 def is_checked(op: torch._ops.OpOverload) -> bool:
-    """Whether ``op`` takes positions that may be out of range, or divisors that may be 0."""
+    """Return whether ``op`` takes indices that may be out of range, or divisors that may be 0."""
     return op in _CHECKED
 
 
-def report_rows(op: torch._ops.OpOverload, node: int, args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """The rows of the report for one op, i64[4] each.
+def report_rows(op: torch._ops.OpOverload, node: int, args: Args, kwargs: Kwargs) -> list[jax.Array]:
+    """Return the rows of the report for one op, i64[4] each.
 
     Args:
-        op: the overload; nothing is reported where it takes no positions.
-        node: its place in the graph.
+        op: the overload; nothing is reported where it takes no indices.
+        node: its index in the graph.
         args, kwargs: its aten arguments, jax arrays for tensors.
     """
     check = _CHECKED.get(op)
     return [_row(node, found) for found in check(*args, **kwargs) if found.index.size] if check is not None else []
 
 
-def _row(node: int, found: Positions) -> Any:
+def _row(node: int, found: Indices) -> jax.Array:
     index = lax.convert_element_type(jnp.asarray(found.index).reshape(-1), jnp.int64)
     bad = index == 0 if found.dim == DIVISOR else (index < found.lowest) | (index >= found.size)
     if found.ignored is not None:
@@ -168,6 +174,6 @@ def _row(node: int, found: Positions) -> Any:
     return jnp.stack([jnp.where(bad[first], node, -1), index[first], jnp.int64(found.dim), jnp.int64(found.size)])
 
 
-def report(rows: list[Any]) -> Any:
-    """The report of a graph."""
+def report(rows: list[jax.Array]) -> jax.Array:
+    """Return the report of a graph."""
     return jnp.stack(rows) if rows else jnp.zeros((0, 4), jnp.int64)

@@ -5,8 +5,8 @@ This happens at lowering time, so the recorded graph shows what the user called.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +20,23 @@ import lazytpu.lowering.rules  # noqa: F401  registers every rule
 from lazytpu.dtypes import host_array, to_numpy, to_torch
 from lazytpu.errors import LazyTPUError, UnsupportedOpError
 from lazytpu.ir.op_schema import ABSENT, Argument, Op, OpOverload, op_of
-from lazytpu.lowering.fx import Args, AtenInterpreter, Kwargs
-from lazytpu.lowering.registry import is_strided, rule_of
+from lazytpu.lowering.fx import AtenInterpreter
+from lazytpu.lowering.registry import Arg, Args, Kwargs, Results, is_strided, rule_of
 
 Type = jax.ShapeDtypeStruct
+Decomposition: TypeAlias = Callable[..., Results]
 
 
-def decomposition_of(op: OpOverload) -> Any:
-    """The function torch decomposes ``op`` by, or None."""
+def decomposition_of(op: OpOverload) -> Decomposition | None:
+    """Return the function torch decomposes ``op`` by, or None."""
     found = decomposition_table.get(op)
     if found is None and torch._C._dispatch_has_kernel(op.name()) and _is_composite(op):
         return op.decompose
     return found
 
 
-def decompositions() -> dict[OpOverload, Any]:
-    """The table of decompositions in use: each op without a rule that torch can write in other ops, to the function.
+def decompositions() -> dict[OpOverload, Decomposition]:
+    """Return the decompositions in use: each op without a rule that torch can write in other ops, to the function.
 
     A copy: changing it changes nothing.  ``torch.compile`` graphs, recorded graphs and exported ones are lowered by
     the same rules and, where there is none, by this table.
@@ -51,16 +52,16 @@ def _is_composite(op: OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
 
 
-class Undecomposed(dict[Any, Any]):
+class Undecomposed(dict[object, Decomposition]):
     """Decompositions of every op that has no rule, for make_fx."""
 
     def __init__(self) -> None:
-        table: dict[Any, Any] = dict(decomposition_table)
+        table: dict[object, Decomposition] = dict(decomposition_table)
         super().__init__((op, f) for op, f in table.items() if rule_of(op) is None)
 
 
-def trace_decomposition(op: OpOverload, args: Any, kwargs: Any) -> torch.fx.GraphModule:
-    """An FX graph of ops with rules that computes ``op(*args, **kwargs)``.
+def trace_decomposition(op: OpOverload, args: Args, kwargs: Kwargs) -> torch.fx.GraphModule:
+    """Return an FX graph of ops with rules that computes ``op(*args, **kwargs)``.
 
     Args:
         op: an overload without a rule.
@@ -69,7 +70,7 @@ def trace_decomposition(op: OpOverload, args: Any, kwargs: Any) -> torch.fx.Grap
     function = decomposition_of(op)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
 
-        def fake(x: Any) -> Any:
+        def fake(x: Arg) -> Arg:
             return torch.empty(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
 
         with mode:
@@ -77,7 +78,7 @@ def trace_decomposition(op: OpOverload, args: Any, kwargs: Any) -> torch.fx.Grap
         leaves, spec = tree_flatten((args, kwargs))
         positions = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
 
-        def call(*tensors: torch.Tensor) -> Any:
+        def call(*tensors: torch.Tensor) -> Results:
             full = list(leaves)
             for i, t in zip(positions, tensors, strict=True):
                 full[i] = t
@@ -91,17 +92,17 @@ def trace_decomposition(op: OpOverload, args: Any, kwargs: Any) -> torch.fx.Grap
 
 
 def can_lower(op: OpOverload) -> bool:
-    """Whether ``op`` has a rule or a decomposition."""
+    """Return whether ``op`` has a rule or a decomposition."""
     return rule_of(op) is not None or decomposition_of(op) is not None
 
 
-def lower_op(op: OpOverload, out: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+def lower_op(op: OpOverload, out: Results, args: Args, kwargs: Kwargs) -> Results:
     """Apply the rule of ``op``, or the rules of its decomposition, to jax arrays."""
     rule = rule_of(op)
     return lower_decomposed(op, args, kwargs) if rule is None else rule(out, *args, **kwargs)
 
 
-def lower_decomposed(op: OpOverload, args: Sequence[Any], kwargs: Kwargs) -> Any:
+def lower_decomposed(op: OpOverload, args: Args, kwargs: Kwargs) -> Results:
     """Apply the rules of the decomposition of ``op``.
 
     Raises:
@@ -115,7 +116,7 @@ def lower_decomposed(op: OpOverload, args: Sequence[Any], kwargs: Kwargs) -> Any
     return JaxInterpreter(trace_decomposition(op, *metas), rng).evaluate(*arrays)
 
 
-def _to_meta(x: Any) -> Any:
+def _to_meta(x: Arg) -> Arg:
     return torch.empty(x.shape, dtype=to_torch(x.dtype), device="meta") if isinstance(x, jax.Array) else x
 
 
@@ -127,20 +128,20 @@ class JaxInterpreter(AtenInterpreter):
         super().__init__(module)
         self.rng, self._random_ops = rng, 0
 
-    def constant(self, found: Any) -> Any:
+    def constant(self, found: object) -> object:
         return jnp.asarray(host_array(found)) if isinstance(found, torch.Tensor) else found
 
-    def call_aten(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def call_aten(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Results:
         named = op_of(op)
         args, kwargs = _said(named, args, kwargs)
         if named.random:
             kwargs["rng"] = self.next_key()
         if is_strided(op):
-            source: Any = self.node.args[0]
+            source = self.node.args[0]
             kwargs["contiguous"] = source.meta["val"].is_contiguous()
         return self.lower(named, self.types(), args, kwargs)
 
-    def lower(self, op: Op, out: Any, args: Args, kwargs: Kwargs) -> Any:
+    def lower(self, op: Op, out: Results, args: Args, kwargs: Kwargs) -> Results:
         """Apply the rule of an op."""
         return lower_op(op.recorded, out, args, kwargs)
 
@@ -151,11 +152,11 @@ class JaxInterpreter(AtenInterpreter):
         self._random_ops += 1
         return self.rng.at[1].add(jnp.uint64(self._random_ops << 40))
 
-    def types(self) -> Any:
+    def types(self) -> Results:
         """Return the types that torch predicts for the results of the node."""
         return tree_map(self.type_of, self.node.meta["val"])
 
-    def type_of(self, meta: Any) -> Any:
+    def type_of(self, meta: object) -> object:
         """Return the type of an array where torch has a tensor; other things as they are."""
         return Type(tuple(meta.shape), to_numpy(meta.dtype)) if isinstance(meta, torch.Tensor) else meta
 
@@ -166,7 +167,7 @@ def _said(op: Op, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     return op.call_form([ABSENT if _says_nothing(a, x) else list(x) if isinstance(x, tuple) else x for a, x in bound])
 
 
-def _says_nothing(argument: Argument, x: Any) -> bool:
+def _says_nothing(argument: Argument, x: Arg) -> bool:
     default = argument.default
     is_default = default is not None and type(x) is type(default) and bool(x == default)
     return is_default or argument.kind in ("ignored", "generator")

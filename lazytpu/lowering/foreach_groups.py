@@ -10,20 +10,23 @@ that lowering and XLA's passes take.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import jax
 
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node, Number, Value, operands
+from lazytpu.lowering.registry import Arg, Args, Kwargs
 from lazytpu.lowering.rules.foreach import element_rule
 
 _FEWEST_SHARED = 4  # rows: fewer of equal types are not worth a function of their own
 
-LowerElement = Callable[[Node, int, list[Any], dict[str, Any]], Any]
+LowerElement: TypeAlias = Callable[[Node, int, Args, Kwargs], jax.Array]
 """Lowers one element of a foreach op: the node, which element, its arguments."""
+Call: TypeAlias = tuple[Args, Kwargs]
+"""The arguments of one op of a row, `_Inner` and `_Outer` among them."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,20 @@ class _Outer:
 
 
 def stretches_of(graph: Graph, apart: set[Value]) -> list[range]:
-    """The positions of a graph's nodes: foreach ops that can be lowered row by row together, any other by itself.
+    """Return the indices of a graph's nodes: foreach ops that can be lowered row by row together, others alone.
 
     Args:
         apart: values that something is done to between the op that makes them and those that use them.
     """
     found: list[range] = []
     made: dict[Value, int] = {}
-    for position, node in enumerate(graph.nodes):
+    for index, node in enumerate(graph.nodes):
         by_element = is_by_element(node)
         joins = made and by_element and _fits(node, made, apart)
-        if joins and len(node.values) == len(graph.nodes[position - 1].values):
-            found[-1] = range(found[-1].start, position + 1)
+        if joins and len(node.values) == len(graph.nodes[index - 1].values):
+            found[-1] = range(found[-1].start, index + 1)
         else:
-            found.append(range(position, position + 1))
+            found.append(range(index, index + 1))
             made = {}
         if by_element:
             made |= {value: i for i, value in enumerate(elements_of(node))}
@@ -62,19 +65,19 @@ def stretches_of(graph: Graph, apart: set[Value]) -> list[range]:
 
 
 def is_by_element(node: Node) -> bool:
-    """Whether an op is a foreach op that is lowered element by element."""
+    """Return whether an op is a foreach op that is lowered element by element."""
     if not isinstance(node.structure, list) or element_rule(node.op.recorded) is None:
         return False
     return {len(x) for x in (*node.args, *node.kwargs.values()) if isinstance(x, (list, tuple))} == {len(node.values)}
 
 
 def elements_of(node: Node) -> list[Value]:
-    """The results of an op by element, one for each."""
+    """Return the results of an op by element, one for each."""
     return [v for v in node.values if v is not None]
 
 
 def _fits(node: Node, made: Mapping[Value, int], apart: set[Value]) -> bool:
-    """Whether each element of an op needs, of what the ops before it made, results of its own row only."""
+    """Return whether each element of an op needs, of what the ops before it made, results of its own row only."""
     if any(x in made and x in apart for x in operands(node) if type(x) is Value):
         return False
     for argument in (*node.args, *node.kwargs.values()):
@@ -87,9 +90,9 @@ def _fits(node: Node, made: Mapping[Value, int], apart: set[Value]) -> bool:
 
 
 def lower_rows(
-    nodes: Sequence[Node], array_of: Callable[[Value | Number], Any], needed: set[Value], lower: LowerElement
-) -> dict[Value, Any]:
-    """Lowers a stretch of foreach ops.
+    nodes: Sequence[Node], array_of: Callable[[Value | Number], jax.Array], needed: set[Value], lower: LowerElement
+) -> dict[Value, jax.Array]:
+    """Lower a stretch of foreach ops.
 
     Args:
         nodes: the ops.
@@ -115,8 +118,8 @@ def lower_rows(
         for i, ((calls, _), given, ops) in enumerate(zip(rows, arrays, kept, strict=True))
     ]
     often = {key for key, n in Counter(keys).items() if n >= _FEWEST_SHARED}
-    shared: dict[Any, Any] = {}
-    results: dict[Value, Any] = {}
+    shared: dict[Hashable, Callable[..., list[jax.Array]]] = {}
+    results: dict[Value, jax.Array] = {}
     for i, ((calls, _), given, ops, key) in enumerate(zip(rows, arrays, kept, keys, strict=True)):
         row = shared.get(key)
         if row is None:
@@ -127,11 +130,11 @@ def lower_rows(
     return results
 
 
-def _row(nodes: Sequence[Node], i: int, made: Mapping[Value, int]) -> tuple[list[Any], list[Value | Number]]:
-    """The arguments of the ``i``-th element of each op, and what of them comes from outside."""
+def _row(nodes: Sequence[Node], i: int, made: Mapping[Value, int]) -> tuple[list[Call], list[Value | Number]]:
+    """Return the arguments of the ``i``-th element of each op, and what of them comes from outside."""
     outer: dict[Value | Number, _Outer] = {}
 
-    def element(argument: Any) -> Any:
+    def element(argument: Arg) -> Arg:
         x = argument[i] if isinstance(argument, (list, tuple)) else argument
         if type(x) is Value and x in made:
             return _Inner(made[x])
@@ -144,14 +147,14 @@ def _row(nodes: Sequence[Node], i: int, made: Mapping[Value, int]) -> tuple[list
 
 
 def _function(
-    nodes: Sequence[Node], i: int, calls: Sequence[Any], kept: Sequence[int], lower: LowerElement
-) -> Callable[..., list[Any]]:
-    """All ops on the ``i``-th elements, as a function of what comes from outside, that gives the results ``kept``."""
+    nodes: Sequence[Node], i: int, calls: Sequence[Call], kept: Sequence[int], lower: LowerElement
+) -> Callable[..., list[jax.Array]]:
+    """Return a function of what comes from outside: all ops on the ``i``-th elements, with the results ``kept``."""
 
-    def row(*given: Any) -> list[Any]:
-        results: list[Any] = []
+    def row(*given: jax.Array) -> list[jax.Array]:
+        results: list[jax.Array] = []
 
-        def filled(x: Any) -> Any:
+        def filled(x: Arg) -> Arg:
             return results[x.op] if type(x) is _Inner else given[x.position] if type(x) is _Outer else x
 
         for node, (args, kwargs) in zip(nodes, calls, strict=True):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import torch
 from torch._higher_order_ops.effects import with_effects
 from torch.fx.node import Target
@@ -11,9 +9,7 @@ from torch.fx.node import Target
 from lazytpu.errors import LazyTPUError, UnsupportedOpError
 from lazytpu.ir.op_schema import NO_COMPUTATION, OpOverload
 from lazytpu.location.fx_site import site_of
-
-Args: TypeAlias = tuple[Any, ...]
-Kwargs: TypeAlias = dict[str, Any]
+from lazytpu.lowering.registry import Arg, Args, Kwargs, Results
 
 
 class AtenInterpreter(torch.fx.Interpreter):
@@ -34,37 +30,37 @@ class AtenInterpreter(torch.fx.Interpreter):
         super().__init__(module, garbage_collect_values=not keep_values)
         self.extra_traceback = False  # errors name the user's line, and not FX's
 
-    def evaluate(self, *inputs: object) -> Any:
+    def evaluate(self, *inputs: object) -> Results:
         """Run the graph on the values of its placeholders; return what it returns."""
         return self.run(*inputs, enable_io_processing=False)
 
-    def constant(self, found: Any) -> Any:
+    def constant(self, found: object) -> object:
         """Return the value of an attribute of the module that is no graph."""
         return found
 
-    def body(self, module: torch.fx.GraphModule) -> Any:
+    def body(self, module: torch.fx.GraphModule) -> Arg:
         """Return what a higher-order op is given for a graph inside the graph."""
         raise unexpected(self.node)
 
-    def call_aten(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def call_aten(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Results:
         """Call an aten op."""
         raise NotImplementedError
 
-    def higher_order(self, op: torch._ops.HigherOrderOperator, args: Args, kwargs: Kwargs) -> Any:
+    def higher_order(self, op: torch._ops.HigherOrderOperator, args: Args, kwargs: Kwargs) -> Results:
         """Call a higher-order op."""
         raise UnsupportedOpError(f"{op} cannot be part of a graph", at=site_of(self.node).describe())
 
-    def run_node(self, n: torch.fx.Node) -> Any:
+    def run_node(self, n: torch.fx.Node) -> Results:
         """Run a node on the values of its operands, which come in plain lists and tuples."""
         self.node = n
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         return getattr(self, n.op)(n.target, plain(tuple(args)), {k: plain(v) for k, v in kwargs.items()})
 
-    def get_attr(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
+    def get_attr(self, target: Target, args: Args, kwargs: Kwargs) -> Results:
         found = self.fetch_attr(str(target))
         return self.body(found) if isinstance(found, torch.fx.GraphModule) else self.constant(found)
 
-    def call_function(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
+    def call_function(self, target: Target, args: Args, kwargs: Kwargs) -> Results:
         if target is with_effects and args[1] in NO_COMPUTATION:
             return args[0], None  # the token that orders what has effects, and the result of the check
         if isinstance(target, torch._ops.HigherOrderOperator):
@@ -73,10 +69,10 @@ class AtenInterpreter(torch.fx.Interpreter):
             return super().call_function(target, args, kwargs)
         return None if target in NO_COMPUTATION else self.call_aten(target, args, kwargs)
 
-    def call_method(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
+    def call_method(self, target: Target, args: Args, kwargs: Kwargs) -> Results:
         raise unexpected(self.node)
 
-    def call_module(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
+    def call_module(self, target: Target, args: Args, kwargs: Kwargs) -> Results:
         raise unexpected(self.node)
 
 
@@ -85,7 +81,7 @@ def unexpected(node: torch.fx.Node) -> LazyTPUError:
     return LazyTPUError(f"a graph of aten ops has no {node.op}", at=site_of(node).describe(), given=str(node))
 
 
-def plain(x: Any) -> Any:
+def plain(x: Arg) -> Arg:
     """Return FX's immutable lists and tuples as the plain ones that rules take."""
     if isinstance(x, tuple):
         return tuple([plain(e) for e in x])

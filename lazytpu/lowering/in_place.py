@@ -13,10 +13,9 @@ not find out before it has assigned buffers, and LLVM does after, when it drops 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import reduce
 from operator import or_
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,19 +24,20 @@ from jax import lax
 
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node, Value, operands
+from lazytpu.lowering.registry import Arg, Args
 
 _LARGE = 4096  # bytes from which a copy costs more than to start it
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "linear_backward"}
 _BY_ELEMENT = ("_foreach_", "_fused_")
 # Ops that give the gradients of their input, weight and bias: input, incoming gradient and weight among the arguments.
-_BACKWARD: dict[str, Callable[[Any], Any]] = {
+_BACKWARD: dict[str, Callable[[Args], Sequence[Value]]] = {
     "linear_backward": lambda args: args[:3],
     "convolution_backward": lambda args: (args[1], args[0], args[2]),
 }
 
 
 def reads_before(graph: Graph) -> dict[Value, list[Value]]:
-    """For each output that takes over a donated input: what to wait for, so that the input is read no more.
+    """Return for each output that takes over a donated input what to wait for, so that the input is read no more.
 
     The reads that matter are those on whose results the output does not depend anyway.  Waited for is not such a
     result but the first output that depends on it, the gradient of a layer below: an output lies in memory, while a
@@ -85,13 +85,13 @@ def _set_bits(bits: int) -> Iterator[int]:
 
 
 @jax.jit
-def after(values: Sequence[Any], new: Any) -> Any:
-    """``new``, which XLA will not compute before ``values``; traced once for arrays of equal types, then called."""
+def after(values: Sequence[jax.Array], new: jax.Array) -> jax.Array:
+    """Return ``new``, which XLA will not compute before ``values``; traced once for equal types."""
     ready = reduce(lax.bitwise_and, [_always_true(v) for v in values])
     return lax.select(jnp.broadcast_to(ready, new.shape), new, jnp.zeros_like(new))
 
 
-def _always_true(x: Any) -> Any:
+def _always_true(x: jax.Array) -> jax.Array:
     middle = [n // 2 for n in x.shape]  # elements at the edges may be constants, of padding
     unsigned = jnp.dtype(f"uint{x.dtype.itemsize * 8}")
     bits = lax.bitcast_convert_type(lax.slice(x, middle, [n + 1 for n in middle]).reshape(()), unsigned)
@@ -99,8 +99,8 @@ def _always_true(x: Any) -> Any:
 
 
 def _pairs(graph: Graph) -> dict[Value, Value]:
-    """Outputs to the donated inputs whose memory they get: jax gives it to those of one type in order."""
-    free: dict[Any, list[Value]] = {}
+    """Map outputs to the donated inputs whose memory they get: jax gives it to those of one type in order."""
+    free: dict[Hashable, list[Value]] = {}
     for i in graph.donated:
         value = graph.inputs[i]
         free.setdefault(_type(value), []).append(value)
@@ -109,12 +109,12 @@ def _pairs(graph: Graph) -> dict[Value, Value]:
     return {v: given for v, given in pairs.items() if v.layout.nbytes >= _LARGE}
 
 
-def _type(value: Value) -> Any:
+def _type(value: Value) -> Hashable:
     return value.layout.size, value.layout.dtype
 
 
 def _readers(graph: Graph, inputs: set[Value]) -> dict[Value, list[Value]]:
-    """The results of the ops that read each of the inputs."""
+    """Return the results of the ops that read each of the inputs."""
     readers: dict[Value, list[Value]] = {v: [] for v in inputs}
     for node in graph.nodes:
         for value, sources in _dependencies(node):
@@ -124,7 +124,7 @@ def _readers(graph: Graph, inputs: set[Value]) -> dict[Value, list[Value]]:
 
 
 def _dependencies(node: Node) -> Iterator[tuple[Value, list[Value]]]:
-    """Each result of an op, with the operands it is computed from."""
+    """Yield each result of an op with the operands it is computed from."""
     if getattr(node.op.recorded, "_opname", "") in _BACKWARD:
         x, grad, weight = _BACKWARD[node.op.recorded._opname](node.args)
         sources = ([grad, weight], [grad, x], [grad])
@@ -140,12 +140,12 @@ def _dependencies(node: Node) -> Iterator[tuple[Value, list[Value]]]:
                     yield value, [x for a in arguments if type(x := _element(a, n, len(group))) is Value]
 
 
-def _element(argument: Any, n: int, length: int) -> Any:
+def _element(argument: Arg, n: int, length: int) -> Arg:
     return argument[n] if isinstance(argument, (list, tuple)) and len(argument) == length else argument
 
 
 def _has_bits(value: Value) -> bool:
-    """Whether an element's bits can be looked at."""
+    """Return whether an element's bits can be looked at."""
     return not value.layout.dtype.is_complex and value.layout.dtype is not torch.bool and 0 not in value.layout.size
 
 
@@ -154,10 +154,10 @@ def _is_product(node: Node) -> bool:
 
 
 def _updates(node: Node) -> bool:
-    """Whether an op computes each element of a result of the same elements of its operands, and so in place."""
+    """Return whether an op computes each element of a result of the same elements of its operands, and so in place."""
     return _is_by_element(node) or torch.Tag.pointwise in getattr(node.op.recorded, "tags", ())
 
 
 def _is_by_element(node: Node) -> bool:
-    """Whether the n-th result depends on the n-th elements of lists only."""
+    """Return whether the n-th result depends on the n-th elements of lists only."""
     return isinstance(node.op.recorded, torch._ops.OpOverload) and node.op.recorded._opname.startswith(_BY_ELEMENT)

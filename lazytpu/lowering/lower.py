@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
 from jax.extend import source_info_util
@@ -27,7 +29,7 @@ from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import elements_of, is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
-from lazytpu.lowering.registry import is_strided, rule_of, target_platform
+from lazytpu.lowering.registry import Arg, Args, Kwargs, Results, is_strided, rule_of, target_platform
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
 from lazytpu.lowering.slice_writes import apart, overlapping_writes
@@ -38,15 +40,15 @@ source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
 
 def type_of(layout: TensorType) -> Type:
-    """The XLA type of a layout; strides do not exist there."""
+    """Return the XLA type of a layout; strides do not exist there."""
     return Type(layout.size, to_numpy(layout.dtype))
 
 
-def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
-    """A function of (inputs, floats f64[n], ints i64[m], complexes c128[k]) that computes the outputs.
+def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
+    """Return a function of (inputs, floats f64[n], ints i64[m], complexes c128[k]) that computes the outputs.
 
-    Numbers of a kind that the graph has none of may be None.  The ``packed`` outputs of a graph are one.  A
-    ``checked`` graph has one more result at the end, the report of positions out of range.
+    Scalar arrays of a kind that the graph has none of may be None.  The ``concatenated`` outputs of a graph are one.  A
+    ``checked`` graph has one more result at the end, the report of indices out of range.
     """
 
     first = {(kind, i): start for kind, start, stop in graph.uniform for i in range(start, stop)}
@@ -54,15 +56,18 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
     stretches = stretches_of(graph, set(waits))
     overlapping = overlapping_writes(graph)
 
-    def step(inputs: Sequence[Any], floats: Any, ints: Any, complexes: Any) -> tuple[Any, ...]:
-        packs = {"f": floats, "i": ints, "c": complexes, "taken": {}, "first": first}
-        values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    def step(
+        inputs: Sequence[jax.Array], floats: jax.Array | None, ints: jax.Array | None, complexes: jax.Array | None
+    ) -> tuple[jax.Array, ...]:
+        scalars = _ScalarInputs({"f": floats, "i": ints, "c": complexes}, first)
+        arrays = _Arrays(dict(zip(graph.inputs, inputs, strict=True)), scalars)
+        values = arrays.values
         last, awaited = _last_uses(graph, stretches, waits), {v for reads in waits.values() for v in reads}
         ends: dict[int, list[Value]] = {}
         for value, i in last.items():
             ends.setdefault(i, []).append(value)
-        checks: list[Any] = []
-        filled: dict[Any, list[Any]] = {}
+        checks: list[jax.Array] = []
+        filled: dict[Hashable, list[jax.Array | None]] = {}
         for i, stretch in enumerate(stretches):
             nodes = graph.nodes[stretch.start : stretch.stop]
             scopes = [
@@ -72,9 +77,9 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
             if is_by_element(nodes[0]):
                 needed = {v for node in nodes for v in elements_of(node) if v in awaited or last.get(v, -1) > i}
                 elements = partial(_lower_element, dict(zip(nodes, scopes, strict=True)))
-                values |= lower_rows(nodes, partial(_operand, values=values, packs=packs), needed, elements)
+                values |= lower_rows(nodes, arrays.given, needed, elements)
             else:
-                args, kwargs = _arguments(nodes[0], values, packs)
+                args, kwargs = arrays.arguments(nodes[0])
                 if nodes[0] in overlapping:
                     args[1] = apart(args[1], args[0])
                 if graph.checked:
@@ -84,21 +89,68 @@ def function_of(graph: Graph) -> Callable[..., tuple[Any, ...]]:
                 values[value] = after([values[v] for v in waits[value]], values[value])
             for value in ends.get(i, ()):
                 values.pop(value, None)
-        outputs = _packed([values[v] for v in graph.outputs], graph.concatenated)
+        outputs = _concatenated([values[v] for v in graph.outputs], graph.concatenated)
         return (*outputs, report(checks)) if graph.checked else tuple(outputs)
 
     return step
 
 
-def _packed(outputs: list[Any], packed: int) -> list[Any]:
-    """The outputs, the last of them as one flat array."""
-    if not packed:
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """The arrays of a call of a graph: those of its values, computed so far and needed still, and its scalar inputs."""
+
+    values: dict[Value, jax.Array]
+    scalars: _ScalarInputs
+
+    def given(self, x: Arg) -> Arg:
+        """Return an argument of a node, with arrays in place of values and scalar inputs."""
+        if type(x) is Value:
+            return self.values[x]
+        if type(x) is Number:
+            return self.scalars[x]
+        if isinstance(x, list):
+            return [self.given(e) for e in x]
+        return _body(x) if type(x) is Subgraph else x
+
+    def arguments(self, node: Node) -> tuple[list[Arg], Kwargs]:
+        """Return the arguments of a node."""
+        return [self.given(x) for x in node.args], {k: self.given(x) for k, x in node.kwargs.items()}
+
+
+class _ScalarInputs:
+    """The elements of a call's scalar arrays; those that are one number (`Graph.uniform`) are one array."""
+
+    def __init__(self, arrays: Mapping[str, jax.Array | None], first: Mapping[tuple[str, int], int]) -> None:
+        self._arrays, self._first = arrays, first
+        self._taken: dict[Hashable, jax.Array] = {}
+
+    def __getitem__(self, number: Number) -> jax.Array:
+        index = self._first.get((number.kind, number.index), number.index)
+        key = (number.kind, index, number.dtype)
+        if key not in self._taken:
+            self._taken[key] = self._element(self._arrays[number.kind], index, number.dtype)
+        return self._taken[key]
+
+    @staticmethod
+    def _element(array: jax.Array | None, index: int, dtype: object) -> jax.Array:
+        assert array is not None
+        if dtype == "rng":
+            return lax.bitcast_convert_type(lax.slice(array, (index,), (index + 2,)), jnp.uint64)
+        x = lax.index_in_dim(array, index, keepdims=False)
+        if dtype is bool:
+            return x != 0
+        return x.astype(to_numpy(dtype)) if isinstance(dtype, torch.dtype) else x
+
+
+def _concatenated(outputs: list[jax.Array], count: int) -> list[jax.Array]:
+    """Return the outputs, the last ``count`` of them as one flat array."""
+    if not count:
         return outputs
-    return [*outputs[:-packed], lax.concatenate([x.reshape(-1) for x in outputs[-packed:]], 0)]
+    return [*outputs[:-count], lax.concatenate([x.reshape(-1) for x in outputs[-count:]], 0)]
 
 
 def _last_uses(graph: Graph, stretches: Sequence[range], waits: dict[Value, list[Value]]) -> dict[Value, int]:
-    """Values to the last stretch that needs them, so that tracing holds few arrays; outputs to what is behind all."""
+    """Map values to the last stretch that needs them, so that tracing holds few arrays; outputs to the end."""
     last: dict[Value, int] = {}
     for i, stretch in enumerate(stretches):
         for node in graph.nodes[stretch.start : stretch.stop]:
@@ -108,26 +160,10 @@ def _last_uses(graph: Graph, stretches: Sequence[range], waits: dict[Value, list
     return last | dict.fromkeys(graph.outputs, len(stretches))
 
 
-def _arguments(node: Node, values: dict[Value, Any], packs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a node, with arrays in place of values and numbers."""
-    args = [_operand(x, values, packs) for x in node.args]
-    return args, {k: _operand(x, values, packs) for k, x in node.kwargs.items()}
-
-
-def _operand(x: Any, values: dict[Value, Any], packs: dict[str, Any]) -> Any:
-    if type(x) is Value:
-        return values[x]
-    if type(x) is Number:
-        return _number(x, packs)
-    if isinstance(x, list):
-        return [_operand(e, values, packs) for e in x]
-    return _body(x) if type(x) is Subgraph else x
-
-
 def _run(
-    node: Node, args: list[Any], kwargs: dict[str, Any], scope: str, filled: dict[Any, list[Any]]
-) -> dict[Value, Any]:
-    """Lowers one node: its values with their arrays.  ``filled`` holds those that are the same for all of a type."""
+    node: Node, args: Args, kwargs: Kwargs, scope: str, filled: dict[Hashable, list[jax.Array | None]]
+) -> dict[Value, jax.Array]:
+    """Lower one node: return its values with their arrays.  ``filled`` holds constants, one for all of a type."""
     types = _natural(node)
     out = _nest(node.structure, [None if lay is None else type_of(lay) for lay in types])
     if is_strided(node.op.recorded):
@@ -146,38 +182,42 @@ def _run(
     return {value: _as_kept(value, result) for value, result in pairs if value is not None}
 
 
-def _lower_element(scopes: dict[Node, str], node: Node, i: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Lowers one element of a foreach op."""
+def _lower_element(scopes: dict[Node, str], node: Node, i: int, args: Args, kwargs: Kwargs) -> jax.Array:
+    """Lower one element of a foreach op."""
     rule, layout = element_rule(node.op.recorded), _natural(node)[i]
+    assert rule is not None and layout is not None
     (result,) = _results(node, scopes[node], [layout], lambda: rule(type_of(layout), *args, **kwargs))
     return _as_kept(elements_of(node)[i], result)
 
 
-def _natural(node: Node) -> Sequence[Any]:
-    """The layouts that an op gives, before an in-place op casts them to those of its target."""
+def _natural(node: Node) -> Sequence[TensorType | None]:
+    """Return the layouts that an op gives, before an in-place op casts them to those of its target."""
     return node.natural or [None if v is None else v.layout for v in node.values]
 
 
-def _results(node: Node, scope: str, types: Sequence[TensorType | None], call: Callable[[], Any]) -> list[Any]:
+def _results(
+    node: Node, scope: str, types: Sequence[TensorType | None], call: Callable[[], Results]
+) -> list[jax.Array | None]:
     """Return the results of a rule, of the ``types`` that torch predicts."""
     given = ", ".join(repr(x.layout) for x in operands(node) if type(x) is Value)
     return _checked(node, types, _flat(call_rule(node.op, node.site, scope, given, call)))
 
 
-def _as_kept(value: Value, result: Any) -> Any:
-    """A result in the type of the value that stands for it."""
+def _as_kept(value: Value, result: jax.Array | None) -> jax.Array:
+    """Return a result in the type of the value that stands for it."""
+    assert result is not None
     wanted = to_numpy(value.layout.dtype)
     result = result if result.dtype == wanted else _cast(result, wanted)
     return _rounded_to_half(result) if value.layout.dtype is torch.complex32 else result
 
 
-def _body(body: Subgraph) -> Callable[..., list[Any]]:
-    """A body as a function of its arguments and a key u64[2], from which each random op in it takes its own."""
+def _body(body: Subgraph) -> Callable[..., list[jax.Array]]:
+    """Return a body as a function of its arguments and a key u64[2], from which each random op in it takes its own."""
     function, draws = function_of(body.graph), body.graph.counts[1] // 2
 
-    def call(*arguments: Any, rng: Any = None) -> list[Any]:
-        ints: Any = jnp.zeros(0, jnp.int64)
-        if draws:
+    def call(*arguments: jax.Array, rng: jax.Array | None = None) -> list[jax.Array]:
+        ints = jnp.zeros(0, jnp.int64)
+        if rng is not None and draws:
             salts = (jnp.arange(draws, dtype=jnp.uint64) + jnp.uint64(1)) * jnp.uint64(0xBF58476D1CE4E5B9)
             keys = jnp.stack([rng[0] ^ salts, jnp.broadcast_to(rng[1], (draws,))], axis=1)
             ints = lax.bitcast_convert_type(keys, jnp.int64).reshape(-1)
@@ -213,7 +253,7 @@ def call_rule(op: Op, site: Site | None, scope: str, given: str, call: Callable[
 
 
 @cache
-def _call_from(site: Site | None) -> Callable[[Callable[[], Any]], Any]:
+def _call_from(site: Site | None) -> Callable[[Callable[[], Results]], Results]:
     """Return a function that calls its argument from the user's line, as far as jax can see.
 
     jax takes the innermost frame outside its own and excluded files for the location of an operation; so
@@ -221,11 +261,10 @@ def _call_from(site: Site | None) -> Callable[[Callable[[], Any]], Any]:
     """
     if site is None or not site.file:
         return lambda call: call()
-    scope: dict[str, Any] = {}
+    scope: dict[str, Callable[[Callable[[], Results]], Results]] = {}
     source = "\n" * (site.line - 1) + f"def {_function_name(site)}(call): return call()"
     exec(compile(source, site.file, "exec"), scope)
-    found: Callable[[Callable[[], Any]], Any] = scope[_function_name(site)]
-    return found
+    return scope[_function_name(site)]
 
 
 def _function_name(site: Site) -> str:
@@ -257,46 +296,29 @@ def check_type(op: Op, site: Site | None, wanted: Type, result: jax.Array | None
         )
 
 
-def _same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def _same_shape(a: Sequence[object], b: Sequence[object]) -> bool:
     return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True))
 
 
-def _number(number: Number, packs: dict[str, Any]) -> Any:
-    """A number from its pack; the same array for numbers that are one."""
-    index = packs["first"].get((number.kind, number.index), number.index)
-    known = (number.kind, index, number.dtype)
-    if known not in packs["taken"]:
-        packs["taken"][known] = _unpacked(number, index, packs[number.kind])
-    return packs["taken"][known]
-
-
-def _unpacked(number: Number, index: int, pack: Any) -> Any:
-    if number.dtype == "rng":
-        return lax.bitcast_convert_type(lax.slice(pack, (index,), (index + 2,)), jnp.uint64)
-    x = lax.index_in_dim(pack, index, keepdims=False)
-    if number.dtype is bool:
-        return x != 0
-    return x.astype(to_numpy(number.dtype)) if isinstance(number.dtype, torch.dtype) else x
-
-
-def _nest(structure: Any, types: Sequence[Any]) -> Any:
+def _nest(structure: Results, types: Sequence[Type | None]) -> Results:
+    """Return the types as the results of an op nest."""
     if isinstance(structure, int):
         return types[structure]
     return type(structure)(_nest(s, types) for s in structure)
 
 
-def _flat(x: Any) -> list[Any]:
+def _flat(x: Results) -> list[jax.Array | None]:
     return [leaf for e in x for leaf in _flat(e)] if isinstance(x, (list, tuple)) else [x]
 
 
-def _cast(x: Any, dtype: Any) -> Any:
+def _cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
         x = lax.real(x)
     return x.astype(dtype)
 
 
-def _rounded_to_half(x: Any) -> Any:
-    """A complex64 array with the values that complex32 can hold."""
+def _rounded_to_half(x: jax.Array) -> jax.Array:
+    """Return a complex64 array with the values that complex32 can hold."""
     return lax.complex(*[rounded(part(x), jnp.float16) for part in (lax.real, lax.imag)])
 
 
@@ -304,8 +326,10 @@ def _rounded_to_half(x: Any) -> Any:
 _MASKS = {"output_mask", "grad_input_mask"}
 
 
-def _checked(node: Node, types: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The results, compared with what torch predicted; zeros for gradients nobody asked for."""
+def _checked(
+    node: Node, types: Sequence[TensorType | None], results: Sequence[jax.Array | None]
+) -> list[jax.Array | None]:
+    """Compare results with what torch predicted; return them, with zeros for gradients nobody asked for."""
     if len(results) != len(types):
         raise LoweringError(
             f"{node.op.name}: the rule gave {len(results)} results, torch predicts {len(types)}",

@@ -19,9 +19,9 @@ Every result is checked against ``out`` (shape and dtype), so a rule cannot get 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import torch
@@ -29,7 +29,13 @@ import torch
 from lazytpu.config import config
 from lazytpu.observers import notify
 
-Rule = Callable[..., Any]
+Arg: TypeAlias = Any
+"""What a rule is given: an array, a list of them, or the Python value of an attribute."""
+Args: TypeAlias = Sequence[Arg]
+Kwargs: TypeAlias = dict[str, Arg]
+Results: TypeAlias = Any
+"""What a rule returns: an array, or a tuple or list of them as ``out`` has types."""
+Rule: TypeAlias = Callable[..., Results]
 _R = TypeVar("_R", bound=Rule)
 
 Target = torch._ops.OpOverload | torch._ops.HigherOrderOperator | str
@@ -41,7 +47,7 @@ _platform: list[str] = []
 
 
 def lowers(*ops: Target, dynamic: str = "", strided: bool = False) -> Callable[[_R], _R]:
-    """Registers a rule for ``ops``.
+    """Register a rule for ``ops``.
 
     Args:
         ops: the overloads that the rule lowers; by name (``"torchvision.roi_align.default"``) where they belong to a
@@ -72,34 +78,34 @@ def lowers(*ops: Target, dynamic: str = "", strided: bool = False) -> Callable[[
 
 
 def lowers_each(table: dict[torch._ops.OpOverload, Rule]) -> None:
-    """Registers a table ``overload -> rule``, for families whose rules are one expression each."""
+    """Register a table ``overload -> rule``, for families whose rules are one expression each."""
     for op, rule in table.items():
         lowers(op)(rule)
 
 
 def rule_of(op: Target) -> Rule | None:
-    """The rule of an overload, or None."""
+    """Return the rule of an overload, or None."""
     return _RULES.get(op) or _RULES.get(str(op))
 
 
 def dynamic_arguments(op: torch._ops.OpOverload) -> Iterable[str]:
-    """Names of the numbers of ``op`` that its rule accepts as arrays."""
+    """Return the names of the numbers of ``op`` that its rule accepts as arrays."""
     return _DYNAMIC.get(op) or _DYNAMIC.get(str(op)) or ()
 
 
 def is_strided(op: torch._ops.OpOverload) -> bool:
-    """Whether the rule of ``op`` is given ``contiguous``."""
+    """Return whether the rule of ``op`` is given ``contiguous``."""
     return op in _STRIDED or str(op) in _STRIDED
 
 
 def lowered_ops() -> Iterator[torch._ops.OpOverload]:
-    """Every overload that has a rule, but for those known by name only."""
+    """Iterate over every overload that has a rule, but for those known by name only."""
     return (op for op in _RULES if isinstance(op, torch._ops.OpOverload))
 
 
 @contextmanager
 def lowering_for(platform: str) -> Iterator[None]:
-    """Rules called inside choose their form for ``platform`` (``cpu``, ``gpu``, ``tpu``)."""
+    """Let rules called inside choose their form for ``platform`` (``cpu``, ``gpu``, ``tpu``)."""
     _platform.append(platform)
     try:
         yield
@@ -108,13 +114,13 @@ def lowering_for(platform: str) -> Iterator[None]:
 
 
 def forced(*lowerings: str) -> str:
-    """The one of several lowerings that ``lazytpu.config.lowerings`` asks for; empty where the rule is to choose."""
+    """Return the one of several lowerings that ``config.lowerings`` asks for; empty where the rule is to choose."""
     asked = config.lowerings
     return next((name for name in lowerings if name in asked), "") if asked != "auto" else ""
 
 
 def target_platform() -> str:
-    """The platform the rule that asks is being lowered for."""
+    """Return the platform that the calling rule is being lowered for."""
     if _platform:
         return _platform[-1]
     name = jax.default_backend()

@@ -12,10 +12,9 @@ at all (a cache of keys and values): both stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import reduce
 from operator import or_
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from jax import lax
 
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node, Value, operands
-from lazytpu.lowering.registry import target_platform
+from lazytpu.lowering.registry import Arg, target_platform
 
 aten = torch.ops.aten
 _READ_BY = {
@@ -36,7 +35,7 @@ _COPIES = {aten.clone.default, aten.detach.default, aten.alias.default, aten._to
 
 
 def overlapping_writes(graph: Graph) -> frozenset[Node]:
-    """The nodes that write to a slice of an array what is computed from other elements of it; none but on CPUs."""
+    """Return the nodes that write to a slice of an array what other elements of it give; none but on CPUs."""
     if target_platform() != "cpu" or not any(node.op.recorded in _READ_BY for node in graph.nodes):
         return frozenset()
     sources = _Sources(graph)
@@ -44,8 +43,8 @@ def overlapping_writes(graph: Graph) -> frozenset[Node]:
 
 
 @jax.jit
-def apart(contents: Any, target: Any) -> Any:
-    """``contents``, which XLA computes as a whole before it writes to ``target``."""
+def apart(contents: jax.Array, target: jax.Array) -> jax.Array:
+    """Return ``contents``, which XLA computes as a whole before it writes to ``target``."""
     if contents.size == 0:
         return contents
     # not constants, even where the contents are
@@ -54,13 +53,13 @@ def apart(contents: Any, target: Any) -> Any:
     return lax.cond(ready, lambda x: x, jnp.zeros_like, contents)
 
 
-def _middle(x: Any) -> Any:
+def _middle(x: jax.Array) -> jax.Array:
     middle = [n // 2 for n in x.shape]  # elements at the edges may be constants, of padding
     return lax.slice(x, middle, [n + 1 for n in middle]).reshape(())
 
 
-def _bits(x: Any) -> Any:
-    """Some of the bits of an element, as u32."""
+def _bits(x: jax.Array) -> jax.Array:
+    """Return some of the bits of an element, as u32."""
     x = lax.real(x) if jnp.iscomplexobj(x) else x
     x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
     return lax.bitcast_convert_type(x, jnp.dtype(f"uint{x.dtype.itemsize * 8}")).astype(jnp.uint32)
@@ -81,7 +80,7 @@ class _Sources:
         self.read: list[int] = []
         self.memory: list[int] = []
         self.written: list[int] = []
-        known: dict[Any, int] = {}
+        known: dict[Hashable, int] = {}
         for value in graph.inputs:
             self._add(value, known.setdefault(value, len(known)), (), (), ())
         for node in graph.nodes:
@@ -101,8 +100,8 @@ class _Sources:
             self.read.append(reduce(or_, [self.read[self.number[x]] for x in given], 1 << number))
             self.memory.append(reduce(or_, [self.memory[self.number[x]] for x in shared], 1 << number))
 
-    def _key(self, x: Any) -> Any:
-        """Arguments as a key, with numbers in place of values."""
+    def _key(self, x: Arg) -> Hashable:
+        """Return arguments as a key, with numbers in place of values."""
         if type(x) is Value:
             return Value, self.number[x]
         return tuple([self._key(e) for e in x]) if isinstance(x, (list, tuple)) else (type(x), x)
@@ -111,12 +110,12 @@ class _Sources:
         return self.written[self.number[value]]
 
     def overlap(self, write: Node) -> bool:
-        """Whether the contents of a write need other elements of the array than those they overwrite."""
+        """Return whether the contents of a write need other elements of the array than those they overwrite."""
         target, contents = write.args[:2]
         return not self._in_place(contents, (write,), self.memory[self.number[target]])
 
     def _in_place(self, value: Value, writes: tuple[Node, ...], memory: int) -> bool:
-        """Whether each element of a value needs none of ``memory`` but the element it is written over.
+        """Return whether each element of a value needs none of ``memory`` but the element it is written over.
 
         Args:
             value: the contents of the last of ``writes``, or the whole array where there are none.

@@ -19,9 +19,8 @@ from lazytpu.errors import LazyTPUError, UnsupportedOpError
 from lazytpu.ir.op_schema import Op, OpOverload
 from lazytpu.location.fx_site import site_of
 from lazytpu.lowering.decompose import JaxInterpreter, Type, can_lower, lower_op
-from lazytpu.lowering.fx import Args, Kwargs
 from lazytpu.lowering.lower import call_rule, check_type, scope_name
-from lazytpu.lowering.registry import rule_of
+from lazytpu.lowering.registry import Args, Kwargs, rule_of
 
 Size: TypeAlias = Any
 """A size of an array: an int, or a dimension of ``jax.export`` that stands for any."""

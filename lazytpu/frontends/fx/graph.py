@@ -25,7 +25,8 @@ from lazytpu.ir.types import TensorType
 from lazytpu.location.fx_site import site_of
 from lazytpu.location.site import UNKNOWN
 from lazytpu.lowering.decompose import can_lower
-from lazytpu.lowering.fx import Args, AtenInterpreter, Kwargs
+from lazytpu.lowering.fx import AtenInterpreter
+from lazytpu.lowering.registry import Args, Kwargs
 from lazytpu.tensors.layout import Layout
 from lazytpu.tracing.infer import infer, result_layout
 from lazytpu.tracing.record import VIEW_OPS

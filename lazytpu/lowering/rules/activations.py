@@ -23,7 +23,7 @@ def _relu(x):
 
 
 def _where(condition, x, y):
-    """``x`` where the condition holds, else ``y``; either may be a number."""
+    """Return ``x`` where the condition holds, else ``y``; either may be a number."""
     x, y = (a if hasattr(a, "dtype") else lax.full_like(b, a) for a, b in ((x, y), (y, x)))
     return lax.select(condition, x, y)
 
@@ -38,7 +38,7 @@ def _silu_grad(grad, x):
 
 
 def _softplus(x):
-    """log(1 + e^x)."""
+    """Return log(1 + e^x)."""
     return _relu(x) + lax.log1p(lax.exp(-lax.abs(x)))
 
 
@@ -90,7 +90,7 @@ lowers(aten.threshold_backward.default, dynamic="threshold")(pointwise(lambda g,
 
 
 def _exact(out, *xs):
-    """Operands of which numbers are not made halves before float32 is computed in."""
+    """Return operands of which numbers are not made halves before float32 is computed in."""
     return operands(out, *xs, dtype=compute_dtype(out.dtype))
 
 
@@ -185,7 +185,7 @@ def log_sigmoid_backward(out, grad, x, buffer):
 
 
 def _gelu_share(x):
-    """``(1 + tanh(u)) / 2`` for the u of the approximation, which does not cancel where that is near 0."""
+    """Return ``(1 + tanh(u)) / 2`` for the u of the approximation, which does not cancel where that is near 0."""
     return lax.logistic(2 * _TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
 
 
@@ -209,7 +209,7 @@ def gelu_backward(out, grad, x, *, approximate="none"):
 
 
 def _halves(x, dim):
-    """The two halves of ``x`` along ``dim``, in the dtype eager computes in."""
+    """Return the two halves of ``x`` along ``dim``, in the dtype eager computes in."""
     size = x.shape[dim] // 2
     x = cast(x, compute_dtype(x.dtype))
     return (lax.slice_in_dim(x, start, start + size, axis=dim) for start in (0, size))

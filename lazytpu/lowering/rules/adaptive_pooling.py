@@ -14,14 +14,14 @@ aten = torch.ops.aten
 
 
 def _bins(length, size):
-    """First element and number of elements of each of ``size`` bins over ``length`` elements."""
+    """Return the first element and number of elements of each of ``size`` bins over ``length`` elements."""
     i = np.arange(size)
     start = i * length // size
     return start, -((i + 1) * length // -size) - start
 
 
 def _bin_means(x, sizes):
-    """Mean over the bins of the last ``len(sizes)`` dimensions."""
+    """Return the mean over the bins of the last ``len(sizes)`` dimensions."""
     lead = x.ndim - len(sizes)
     for i, size in enumerate(sizes):
         axis = lead + i
@@ -98,7 +98,7 @@ def adaptive_max_pool3d_backward(out, grad, x, indices):
 
 
 def _fractional_starts(sample, length, size, k):
-    """Window starts drawn from ``sample`` in [0, 1), shape [..., size]; the last window ends with the input."""
+    """Return window starts drawn from ``sample`` in [0, 1), shape [..., size]; the last window ends with the input."""
     if size == 1:
         return jnp.full((*sample.shape, 1), length - k, jnp.int32)
     alpha = jnp.asarray((length - k) / (size - 1), sample.dtype)

@@ -1,7 +1,7 @@
 """Scaled dot product attention, in the forms in which torch asks a device for it.
 
 Only the logarithm of each row's sum is kept for the gradient, which computes the weights again.  The
-causal mask is a comparison of positions, never an array of its own.  Several query heads may share one
+causal mask is a comparison of indices, never an array of its own.  Several query heads may share one
 key head: they are then rows of the same product.
 """
 
@@ -20,18 +20,18 @@ aten = torch.ops.aten
 
 
 def _batched(a, b, a_dim, b_dim):
-    """Products over the last two dimensions, contracted along ``a_dim`` and ``b_dim`` (-1 or -2)."""
+    """Return products over the last two dimensions, contracted along ``a_dim`` and ``b_dim`` (-1 or -2)."""
     batch = tuple(range(a.ndim - 2))
     return product(a, b, ((a.ndim + a_dim,), (b.ndim + b_dim,)), (batch, batch))
 
 
 def _grouped(x, like):
-    """``x`` [..., heads, rows, width] with the heads that share one head of ``like`` laid out as rows."""
+    """Return ``x`` [..., heads, rows, width] with the heads that share one head of ``like`` laid out as rows."""
     return x if x.shape[-3] == like.shape[-3] else x.reshape(*like.shape[:-2], -1, x.shape[-1])
 
 
 def _masked_scores(q, k, bias, is_causal, scale, first=0):
-    """``scale * q k^T + bias`` of [..., heads, queries, keys] in the type to compute in, from row ``first`` on."""
+    """Return ``scale * q k^T + bias`` [..., heads, queries, keys] in the type to compute in, from row ``first`` on."""
     dtype = compute_dtype(q.dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = _batched(_grouped(q, k), k, -1, -1).reshape(*q.shape[:-1], k.shape[-2]) * jnp.asarray(scale, dtype)
@@ -44,21 +44,21 @@ def _masked_scores(q, k, bias, is_causal, scale, first=0):
 
 
 def _weights(scores, logsumexp):
-    """Softmax from the kept logarithms, for gradients; a row that is masked throughout gets zeros."""
+    """Return the softmax from the kept logarithms, for gradients; a row that is masked throughout gets zeros."""
     if logsumexp.dtype != scores.dtype:  # torch keeps float32 of float64, of which the CPU keeps all: found again
         logsumexp = jax.nn.logsumexp(scores, -1)
     return jnp.exp(scores - jnp.where(logsumexp == -jnp.inf, 0, logsumexp)[..., None])
 
 
 def _dropped(weights, dropout_p, rng):
-    """The weights after dropout, whose mask is made from ``rng`` alone and so can be made again."""
+    """Return the weights after dropout, whose mask is made from ``rng`` alone and so can be made again."""
     keep = 1.0 - jnp.asarray(dropout_p, jnp.float64)
     factor = jnp.where(keep == 0, 0.0, 1 / keep).astype(weights.dtype)
     return jnp.where(mask(rng, weights.shape, keep), weights * factor, 0)
 
 
 def _attention(out, q, k, v, bias, dropout_p, is_causal, scale, rng):
-    """The result and the logarithms of the sums, in the types of ``out[0]`` and ``out[1]``."""
+    """Return the result and the logarithms of the sums, in the types of ``out[0]`` and ``out[1]``."""
     rows = _rows_at_a_time(q, k, bias, rng)
     how = dropout_p, is_causal, scale
     y, logs = _in_turns(q, k, v, bias, rng, rows, how) if rows else _at_once(q, k, v, bias, rng, *how)
@@ -75,24 +75,27 @@ def _in_turns(q, k, v, bias, rng, rows, how):
     for span in blocks.spans(q.shape[-2], k.shape[-2], rows, how[1]):
         keys, values, of_keys = k[..., : span[2], :], v[..., : span[2], :], _some_keys(bias, span[2])
 
-        def turn(first, count=rows, keys=keys, values=values, of_keys=of_keys):
+        def iteration(first, count=rows, keys=keys, values=values, of_keys=of_keys):
             part = blocks.some_rows(q, first, count), keys, values, blocks.some_rows(of_keys, first, count)
             y, logs = _at_once(*part, blocks.key_of(rng, first), *how, first=first)
             return y.reshape(*q.shape[:-2], count, -1), logs[..., None]
 
-        count, rest, left = blocks.turns(span, rows)
+        count, rest, left = blocks.iterations(span, rows)
         if count:
             results.append(
-                [blocks.joined(x) for x in lax.map(lambda i, t=turn, s=span[0]: t(s + i * rows), jnp.arange(count))]
+                [
+                    blocks.joined(x)
+                    for x in lax.map(lambda i, t=iteration, s=span[0]: t(s + i * rows), jnp.arange(count))
+                ]
             )
         if left:
-            results.append(turn(rest, left))
+            results.append(iteration(rest, left))
     y, logs = (jnp.concatenate(parts, -2) for parts in zip(*results, strict=True))
     return y, logs[..., 0]
 
 
 def _some_keys(bias, keys):
-    """The bias of the first keys."""
+    """Return the bias of the first keys."""
     return bias if bias is None or bias.shape[-1] == 1 else bias[..., :keys]
 
 
@@ -109,7 +112,7 @@ def _at_once(q, k, v, bias, rng, dropout_p, is_causal, scale, first=0):
 
 
 def _gradients(out, grad, q, k, v, bias, result, logs, dropout_p, is_causal, scale, rng):
-    """Gradients of q, k, v and the bias; ``out`` holds None for those that are not wanted."""
+    """Return the gradients of q, k, v and the bias; ``out`` holds None for those that are not wanted."""
     logs = logs.reshape(q.shape[:-1])
     rows = 0 if len(out) > 3 and out[3] is not None else _rows_at_a_time(q, k, bias, rng)
     how = dropout_p, is_causal, scale
@@ -127,7 +130,7 @@ def _gradients_in_turns(grad, q, k, v, bias, result, logs, rng, rows, how):
     for span in blocks.spans(q.shape[-2], k.shape[-2], rows, how[1]):
         keys, values, of_keys = k[..., : span[2], :], v[..., : span[2], :], _some_keys(bias, span[2])
 
-        def turn(carry, first, count=rows, keys=keys, values=values, of_keys=of_keys):
+        def iteration(carry, first, count=rows, keys=keys, values=values, of_keys=of_keys):
             g, some_q, y, log = (blocks.some_rows(x, first, count) for x in (grad, q, result, logs[..., None]))
             part = g, some_q, keys, values, blocks.some_rows(of_keys, first, count), y, log[..., 0]
             dq, dk, dv, _ = _gradients_at_once(*part, blocks.key_of(rng, first), *how, first=first)
@@ -135,19 +138,19 @@ def _gradients_in_turns(grad, q, k, v, bias, result, logs, rng, rows, how):
             return added, dq.reshape(some_q.shape)
 
         carry = [x[..., : span[2], :] for x in sums]
-        count, rest, left = blocks.turns(span, rows)
+        count, rest, left = blocks.iterations(span, rows)
         if count:
-            carry, dq = lax.scan(lambda c, i, t=turn, s=span[0]: t(c, s + i * rows), carry, jnp.arange(count))
+            carry, dq = lax.scan(lambda c, i, t=iteration, s=span[0]: t(c, s + i * rows), carry, jnp.arange(count))
             of_q.append(blocks.joined(dq))
         if left:
-            carry, dq = turn(carry, rest, left)
+            carry, dq = iteration(carry, rest, left)
             of_q.append(dq)
         sums = [jnp.concatenate([c, x[..., span[2] :, :]], -2) for c, x in zip(carry, sums, strict=True)]
     return [jnp.concatenate(of_q, -2), *sums]
 
 
 def _gradients_at_once(grad, q, k, v, bias, result, logs, rng, dropout_p, is_causal, scale, first=0):
-    """Gradients of q, k and v, and of the scores."""
+    """Return the gradients of q, k and v, and of the scores."""
     dtype = compute_dtype(q.dtype)
     factor = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype)
     weights = _weights(_masked_scores(q, k, bias, is_causal, scale, first), logs)
@@ -166,7 +169,7 @@ def _gradients_at_once(grad, q, k, v, bias, result, logs, rng, dropout_p, is_cau
 
 
 def _summed_to(x, shape):
-    """Sums ``x`` over the dimensions along which ``shape`` was broadcast."""
+    """Return sum ``x`` over the dimensions along which ``shape`` was broadcast."""
     shape = (1,) * (x.ndim - len(shape)) + tuple(shape)
     return jnp.sum(x, tuple(i for i, n in enumerate(shape) if n == 1 and x.shape[i] != 1), keepdims=True)
 
@@ -177,13 +180,13 @@ def _wants_dropout(dropout_p):
 
 
 def _kept(rng, types):
-    """Seed and counter as results of ``types``, for the gradient; zeros where nothing was random."""
+    """Return seed and counter as results of ``types``, for the gradient; zeros where nothing was random."""
     parts = (jnp.zeros((), jnp.uint64),) * 2 if rng is None else (rng[0], rng[1])
     return tuple(p.astype(t.dtype).reshape(t.shape) for p, t in zip(parts, types, strict=True))
 
 
 def _key(seed, offset):
-    """The ``rng`` that ``_kept`` was given."""
+    """Return the ``rng`` that ``_kept`` was given."""
     return jnp.stack([seed.reshape(()), offset.reshape(())]).astype(jnp.uint64)
 
 

@@ -33,7 +33,7 @@ _EULER = 0.5772156649015329
 
 
 def _laplace(order, z):
-    """A_n(z) for order 0 or 1."""
+    """Return A_n(z) for order 0 or 1."""
     s2 = _NODES**2
     weights = _WEIGHTS / math.gamma(order + 0.5) * s2**order
     root = lax.sqrt(1 + s2 / (2 * z[..., None]))
@@ -41,7 +41,7 @@ def _laplace(order, z):
 
 
 def _series(order, q):
-    """sum of q^k / (k! (k+n)!), and the same sum weighted by psi(k+1) + psi(k+n+1)."""
+    """Return the sum of q^k / (k! (k+n)!), and the same sum weighted by psi(k+1) + psi(k+n+1)."""
     term = jnp.full_like(q, 1.0)
     digammas = 2 * -_EULER + order
     total, weighted = term, term * digammas
@@ -68,7 +68,7 @@ def _k(order, scaled):
 
 
 def _airy_far(size, turn):
-    """Ai(x) e^z for x = ``size`` * ``turn``, ``size`` at least ``_AIRY_NEAR`` and ``turn`` a number of modulus 1."""
+    """Return Ai(x) e^z for x = ``size`` * ``turn``, where ``size`` >= ``_AIRY_NEAR`` and ``turn`` has modulus 1."""
     root = np.sqrt(turn)  # of positive real part; t = s / scale makes the modulus of the exponential e^(-s^2)
     scale = lax.sqrt(lax.sqrt(size) * root.real)
     waves = _WEIGHTS * np.exp(-1j * root.imag / root.real * _NODES**2)
@@ -76,7 +76,7 @@ def _airy_far(size, turn):
 
 
 def _airy_near(x):
-    """Ai(x) by its Maclaurin series."""
+    """Return Ai(x) by its Maclaurin series."""
     cube = x * x * x
     even, odd = jnp.ones_like(x), x
     evens, odds = even, odd

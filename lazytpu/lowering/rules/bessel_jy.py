@@ -107,7 +107,7 @@ def _near_y(order, x):
 
 
 def _far(order, x):
-    """P, 5/x Q and t, and what the sum is to be multiplied with."""
+    """Return P, 5/x Q and t, and what the sum is to be multiplied with."""
     z = 25 / (x * x)
     p, q = _quotient(_P[order], z), 5 / x * _quotient(_Q[order], z)
     return p, q, x - (order / 2 + 0.25) * math.pi, math.sqrt(2 / math.pi) / lax.sqrt(x)

@@ -61,7 +61,7 @@ def copy(out, x, source, non_blocking=False):
 
 
 def _part(out):
-    """The real dtype of the complex result."""
+    """Return the real dtype of the complex result."""
     return jnp.finfo(out.dtype).dtype
 
 

@@ -18,7 +18,7 @@ def _shift_right(x, n):
 
 
 def _compared(fn):
-    """The rule of a comparison: the operands decide the dtype it is made in, the result is bool."""
+    """Return the rule of a comparison: the operands decide the dtype it is made in, the result is bool."""
 
     def rule(out, x, y):
         return cast(fn(*operands(out, x, y, dtype=result_dtype(x, y))), out.dtype)

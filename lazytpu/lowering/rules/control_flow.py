@@ -16,11 +16,11 @@ from torch._higher_order_ops.while_loop import while_loop_op
 from lazytpu.lowering.registry import lowers
 
 
-def key_of_turn(rng, turn):
-    """A key of its own for each turn of a loop."""
+def key_of_turn(rng, iteration):
+    """Return a key of its own for each iteration of a loop."""
     if rng is None:
         return None
-    mixed = rng[0] ^ ((turn.astype(jnp.uint64) + jnp.uint64(1)) * jnp.uint64(0x9E3779B97F4A7C15))
+    mixed = rng[0] ^ ((iteration.astype(jnp.uint64) + jnp.uint64(1)) * jnp.uint64(0x9E3779B97F4A7C15))
     return jnp.stack([mixed, rng[1]])
 
 
@@ -35,12 +35,12 @@ def cond(out, pred, true_graph, false_graph, operands, *, rng=None):
 @lowers(while_loop_op)
 def while_loop(out, cond, body, carried, additional, *, rng=None):
     def goes_on(state):
-        turn, values = state
-        return cond(*values, *additional, rng=key_of_turn(rng, turn))[0].reshape(())
+        iteration, values = state
+        return cond(*values, *additional, rng=key_of_turn(rng, iteration))[0].reshape(())
 
     def step(state):
-        turn, values = state
-        return turn + 1, tuple(body(*values, *additional, rng=key_of_turn(rng, turn)))
+        iteration, values = state
+        return iteration + 1, tuple(body(*values, *additional, rng=key_of_turn(rng, iteration)))
 
     return lax.while_loop(goes_on, step, (jnp.int64(0), tuple(carried)))[1]
 
@@ -48,9 +48,9 @@ def while_loop(out, cond, body, carried, additional, *, rng=None):
 @lowers(scan_op)
 def scan(out, combine, init, xs, additional, *, rng=None):
     def step(state, slices):
-        turn, carry = state
-        results = combine(*carry, *slices, *additional, rng=key_of_turn(rng, turn))
-        return (turn + 1, tuple(results[: len(init)])), tuple(results[len(init) :])
+        iteration, carry = state
+        results = combine(*carry, *slices, *additional, rng=key_of_turn(rng, iteration))
+        return (iteration + 1, tuple(results[: len(init)])), tuple(results[len(init) :])
 
     (_, carry), ys = lax.scan(step, (jnp.int64(0), tuple(init)), tuple(xs))
     return [*carry, *ys]
@@ -66,8 +66,8 @@ def associative_scan(out, combine, xs, additional, *, rng=None):
 
 @lowers(map_impl)
 def map(out, f, xs, args, *, rng=None):
-    def turn(given):
+    def iteration(given):
         index, slices = given
         return tuple(f(*slices, *args, rng=key_of_turn(rng, index)))
 
-    return lax.map(turn, (jnp.arange(xs[0].shape[0]), tuple(xs)))
+    return lax.map(iteration, (jnp.arange(xs[0].shape[0]), tuple(xs)))

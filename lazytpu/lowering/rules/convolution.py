@@ -17,14 +17,14 @@ aten = torch.ops.aten
 
 
 def _xla_conv(x, w, shape, stride, padding, dilation, groups):
-    """The convolution whose result has ``shape``: the padding at the end of a dimension follows from that."""
+    """Return the convolution whose result has ``shape``: the padding at the end of a dimension follows from that."""
     spans = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(shape[2:], stride, w.shape[2:], dilation, strict=True)]
     pads = [(p, span - size - p) for p, span, size in zip(padding, spans, x.shape[2:], strict=True)]
     return lax.conv_general_dilated(x, w, stride, pads, rhs_dilation=dilation, feature_group_count=groups)
 
 
 def _own_lowering(x=None, groups=1):
-    """Whether XLA's convolution is too slow on the platform, as it is on CPUs (benchmarks/conv_lowerings.py).
+    """Return whether XLA's convolution is too slow on the platform, as it is on CPUs (benchmarks/conv_lowerings.py).
 
     Its convolution of f32 along one dimension is as good as ours where the channels are neither few nor very many.
     """
@@ -35,7 +35,7 @@ def _own_lowering(x=None, groups=1):
 
 
 def _ungrouped(*how):
-    """The module that lowers, and its arguments: groups are left out where there is only one."""
+    """Return the module that lowers, and its arguments: groups are left out where there is only one."""
     return (conv_matmul, how[:-1]) if how[-1] == 1 else (conv_groups, how)
 
 
@@ -63,7 +63,7 @@ def _weight_transpose(grad, x, shape, *how):
 
 
 def _weight_gradient(grad, x, shape, rounded_to, how):
-    """The transpose, or as the CPU's plain kernel has it, rounded to a type after each element of the batch."""
+    """Return the transpose, or as the CPU's plain kernel has it, rounded to a type after each element of the batch."""
 
     def of(grad, x):
         return _weight_transpose(grad, x, shape, *how)
@@ -72,7 +72,7 @@ def _weight_gradient(grad, x, shape, rounded_to, how):
 
 
 def _computed(*arrays):
-    """The arrays in the type to compute in: CPUs have no half-precision convolution worth the name."""
+    """Return the arrays in the type to compute in: CPUs have no half-precision convolution worth the name."""
     if target_platform() != "cpu":
         return arrays
     return tuple(a.astype(compute_dtype(a.dtype)) for a in arrays)
@@ -83,7 +83,7 @@ def _plain_kernel(dtype, *sizes):
 
 
 def _sizes(values, n):
-    """A list of ``n`` integers: torch allows one for all dimensions."""
+    """Return a list of ``n`` integers: torch allows one for all dimensions."""
     return tuple(values) * n if len(values) == 1 else tuple(values)
 
 

@@ -73,7 +73,7 @@ lowers_each(
 
 
 def _evenly(out, start, end, dtype):
-    """``out.shape[0]`` numbers from ``start`` to ``end``; each half counts from its own end, as eager does."""
+    """Return ``out.shape[0]`` numbers from ``start`` to ``end``; each half counts from its own end, as eager does."""
     steps = out.shape[0]
     if steps <= 1:
         return spread(cast(start, dtype), out.shape)
@@ -110,7 +110,7 @@ def eye(out, *_, **__):
 
 
 def _triangle_indices(out, first, count):
-    """Row and column of each element of a triangle whose row r holds ``count[r]`` elements from column ``first[r]``."""
+    """Return row and column of each element of a triangle: row r has ``count[r]`` elements from column ``first[r]``."""
     ends = np.cumsum(count)
     i = lax.iota(jnp.int64, out.shape[1])
     row = jnp.searchsorted(jnp.asarray(ends), i, side="right")
@@ -150,13 +150,13 @@ def triu(out, x, diagonal=0):
 
 
 def _angles(out, periodic):
-    """2 pi i / N for the elements i of a window of N samples (N - 1 when it is symmetric)."""
+    """Return 2 pi i / N for the elements i of a window of N samples (N - 1 when it is symmetric)."""
     size = out.shape[0]
     return lax.iota(jnp.float64, size) * (2 * math.pi / max(size - (not periodic), 1))
 
 
 def _cosines(out, periodic, *weights):
-    """A window that is a sum of cosines with alternating signs."""
+    """Return a window that is a sum of cosines with alternating signs."""
     if out.shape[0] == 1:
         return lax.full(out.shape, 1, out.dtype)
     angle = _angles(out, periodic)

@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def _states(targets, target_lengths, blank, batch, count):
-    """The label of each of ``count`` states, [batch, count]; 1-d targets are all rows one after the other."""
+    """Return the label of each of ``count`` states, [batch, count]; 1-d targets are all rows one after the other."""
     labels = count // 2
     if targets.ndim == 1 and batch > 0:
         start = jnp.cumsum(target_lengths) - target_lengths
@@ -24,7 +24,7 @@ def _states(targets, target_lengths, blank, batch, count):
 
 
 def _inputs(log_probs, targets, input_lengths, target_lengths, blank, count):
-    """Emissions [time, batch, state], their labels, which states may be entered from two before, and lengths."""
+    """Return emissions [time, batch, state], their labels, which states may be entered from two before, and lengths."""
     log_probs = log_probs if log_probs.ndim == 3 else log_probs[:, None]
     batch = log_probs.shape[1]
     lengths, target_lengths = (jnp.asarray(n, jnp.int32).reshape(-1) for n in (input_lengths, target_lengths))
@@ -35,20 +35,20 @@ def _inputs(log_probs, targets, input_lengths, target_lengths, blank, count):
 
 
 def _shifted(x, by):
-    """``x`` [batch, state] moved ``by`` states up (or down), with log 0 moving in."""
+    """Return ``x`` [batch, state] moved ``by`` states up (or down), with log 0 moving in."""
     low = jnp.full((x.shape[0], abs(by)), -jnp.inf, x.dtype)
     return jnp.concatenate([low, x[:, :-by]] if by > 0 else [x[:, -by:], low], 1)[:, : x.shape[1]]
 
 
 def _log_sum(*xs):
-    """Logarithm of the sum of exponentials; -inf where all are -inf."""
+    """Return the logarithm of the sum of exponentials; -inf where all are -inf."""
     top = jnp.stack(xs).max(0)
     safe = jnp.where(top == -jnp.inf, 0, top)
     return jnp.log(sum(jnp.exp(x - safe) for x in xs)) + safe
 
 
 def _final(x, target_lengths):
-    """Log of the sum of the last two of each row's states."""
+    """Return the log of the sum of the last two of each row's states."""
     last = 2 * target_lengths[:, None]
     end = jnp.take_along_axis(x, last, 1, mode="clip")
     label = jnp.take_along_axis(x, jnp.maximum(last - 1, 0), 1, mode="clip")
@@ -82,7 +82,7 @@ def ctc_loss(out, log_probs, targets, input_lengths, target_lengths, blank=0, ze
 def ctc_loss_backward(
     out, grad, log_probs, targets, input_lengths, target_lengths, nll, log_alpha, blank, zero_infinity=False
 ):
-    """``exp(log_probs)`` less the share of paths through each label: the gradient as seen through a log-softmax."""
+    """Return ``exp(log_probs)`` less the share of paths through each label: the gradient through a log-softmax."""
     count = log_alpha.shape[-1]
     log_probs, emitted, states, jumps, lengths, target_lengths = _inputs(
         log_probs, targets, input_lengths, target_lengths, blank, count

@@ -21,7 +21,7 @@ def _powers(x, axes, p):
 
 
 def norm_of(x, p, axes):
-    """The p-norm of ``x`` over ``axes``, real, in the dtype eager accumulates in; ``p`` may be a 0-d array."""
+    """Return the p-norm of ``x`` over ``axes``, real, in the dtype eager accumulates in; ``p`` may be a 0-d array."""
     x = lax.convert_element_type(x, wide(x.dtype))
     x = jnp.abs(x)
     norms = {
@@ -95,7 +95,7 @@ def cdist_forward(out, x, y, p, compute_mode):
 
 
 def _slope(away, distance, p, grad):
-    """The gradient of a p-distance with respect to the difference ``away``; 0 where the distance is 0."""
+    """Return the gradient of a p-distance with respect to the difference ``away``; 0 where the distance is 0."""
     size, sign = jnp.abs(away), jnp.sign(away)
     if p == 0:
         return jnp.zeros_like(away)
@@ -118,7 +118,7 @@ def cdist_backward(out, grad, x, y, p, distance):
 
 
 def _pairs(x):
-    """Row numbers of all pairs i < j, in order."""
+    """Return row numbers of all pairs i < j, in order."""
     return (jnp.asarray(i) for i in np.triu_indices(x.shape[0], 1))
 
 

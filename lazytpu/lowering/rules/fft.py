@@ -14,7 +14,7 @@ _MOST_DIMS = 3  # of one XLA FFT
 
 
 def _scaled(x, normalization, size):
-    """``x`` divided by nothing, the root of the size of the transform, or the size: torch's 0, 1, 2."""
+    """Return ``x`` divided by nothing, the root of the size of the transform, or the size: torch's 0, 1, 2."""
     if normalization == 0:
         return x
     factor = 1 / math.sqrt(size) if normalization == 1 else 1 / size
@@ -22,13 +22,13 @@ def _scaled(x, normalization, size):
 
 
 def _last(x, dims, transform):
-    """``transform`` applied with ``dims`` moved to the end, in their order."""
+    """Return ``transform`` applied with ``dims`` moved to the end, in their order."""
     places = range(x.ndim - len(dims), x.ndim)
     return jnp.moveaxis(transform(jnp.moveaxis(x, dims, places)), places, dims)
 
 
 def _complex(x, dims, forward):
-    """The transform of a complex array over all of ``dims``, without any factor."""
+    """Return the transform of a complex array over all of ``dims``, without any factor."""
     for start in range(0, len(dims), _MOST_DIMS):
         part = tuple(dims[start : start + _MOST_DIMS])
         lengths = tuple(x.shape[d] for d in part)
@@ -40,12 +40,12 @@ def _complex(x, dims, forward):
 
 
 def _size(shape, dims):
-    """How many elements each transform has."""
+    """Return how many elements each transform has."""
     return math.prod(shape[d] for d in dims)
 
 
 def _positive(dims, ndim):
-    """``dims`` counted from the front."""
+    """Return ``dims`` counted from the front."""
     return [d % ndim for d in dims]
 
 
@@ -72,7 +72,7 @@ def fft_r2c(out, x, dim, normalization, onesided):
 
 
 def _mirrored(half, dims, length):
-    """The frequencies a one-sided transform leaves out: conjugates of those at the negated place."""
+    """Return the frequencies a one-sided transform leaves out: conjugates of those at the negated place."""
     last = dims[-1]
     rest = lax.slice_in_dim(half, 1, (length + 1) // 2, axis=last)
     rest = lax.rev(rest, (last,))

@@ -4,12 +4,11 @@ In a graph most are lowered tensor by tensor (`lazytpu.lowering.foreach_groups`)
 """
 
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 import torch
 
-from lazytpu.lowering.registry import lowers, rule_of
+from lazytpu.lowering.registry import Rule, lowers, rule_of
 from lazytpu.lowering.support.operands import compute_dtype
 from lazytpu.versions import passing_op
 
@@ -50,8 +49,8 @@ for _name, _bound in (
     _BASES[_foreach.Scalar] = _BASES[_foreach.ScalarList] = getattr(aten, _bound).default
 
 
-def element_rule(op: Any) -> Any:
-    """The rule of a foreach op on one element of its lists, or None where it is not taken element by element."""
+def element_rule(op: torch._ops.OpOverload) -> Rule | None:
+    """Return the rule of a foreach op on one element of its lists, or None where it is not taken element by element."""
     if op in _WITH_VALUE:
         return partial(_called_with_value, rule_of(_WITH_VALUE[op]))
     return rule_of(_BASES[op]) if op in _BASES else None
@@ -62,12 +61,12 @@ def _called_with_value(base, out, x, a, b, value=1):
 
 
 def _element(argument, i):
-    """The argument of the ``i``-th call: lists hold one for each, anything else serves all."""
+    """Return the argument of the ``i``-th call: lists hold one for each, anything else serves all."""
     return argument[i] if isinstance(argument, list | tuple) else argument
 
 
 def _each(base):
-    """A rule that applies the rule of ``base``, which may be registered later, to every element."""
+    """Return a rule that applies the rule of ``base``, which may be registered later, to every element."""
 
     def rule(out, *args, **kwargs):
         one = rule_of(base)
@@ -94,7 +93,7 @@ def _each_with_value(base):
     return with_value
 
 
-_WITH_VALUE: dict[Any, Any] = {}
+_WITH_VALUE: dict[torch._ops.OpOverload, torch._ops.OpOverload] = {}
 for _foreach, _base in ((aten._foreach_addcmul, aten.addcmul.default), (aten._foreach_addcdiv, aten.addcdiv.default)):
     for _overload in ("Scalar", "ScalarList", "Tensor"):
         lowers(getattr(_foreach, _overload))(_each_with_value(_base))
@@ -109,6 +108,6 @@ def foreach_norm(out, xs, ord=2, dtype=None):
 
 @lowers(*passing_op("aten._foreach_powsum.Scalar"))
 def foreach_powsum(out, xs, ord=2, dtype=None):
-    """The sum of ``abs(x) ** ord``: a norm without its root."""
+    """Return the sum of ``abs(x) ** ord``: a norm without its root."""
     wide = [jnp.abs(x.astype(compute_dtype(o.dtype))) for o, x in zip(out, xs, strict=True)]
     return [jnp.sum(x ** jnp.asarray(ord, x.dtype)).astype(o.dtype) for o, x in zip(out, wide, strict=True)]

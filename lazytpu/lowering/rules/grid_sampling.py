@@ -27,7 +27,7 @@ _POINTS_TOGETHER = 16  # by the CPU, of an image in half precision
 
 
 def _unnormalized(x, size, align_corners, volume, r):
-    """The coordinate in elements; ``r`` rounds to the dtype of the tensors, as everywhere below."""
+    """Return the coordinate in elements; ``r`` rounds to the dtype of the tensors, as everywhere below."""
     x = r(x + 1)
     if volume:
         return r(x / 2 * _number(size - 1, r)) if align_corners else r(r(x * _number(size, r)) - 1) / 2
@@ -69,13 +69,13 @@ def _padded(x, size, padding, align_corners, volume, r):
 
 
 def _elements(x):
-    """Takes the elements of ``x`` [batch, channel, *spatial] at flat positions [batch, 1, point]."""
+    """Take the elements of ``x`` [batch, channel, *spatial] at flat indices [batch, 1, point]."""
     flat = x.reshape(*x.shape[:2], -1)
     return lambda at: jnp.take_along_axis(flat, at, 2, mode="clip")
 
 
 def _read(elements, spatial, coordinates, r):
-    """What ``elements`` has at whole ``coordinates``, zero off the image; which of them are on it."""
+    """Return what ``elements`` has at whole ``coordinates``, zero off the image; which of them are on it."""
     inside, at = True, 0
     for x, size in zip(coordinates, spatial, strict=True):
         inside = inside & (x >= 0) & (x <= size - 1)
@@ -88,7 +88,7 @@ def _sum(terms, r):
 
 
 def _cubic(t, r):
-    """The weights of the four elements about a point that is ``t`` right of the second."""
+    """Return the weights of the four elements about a point that is ``t`` right of the second."""
 
     def near(x):
         return r(r(r(r(r((A + 2) * x) - (A + 3)) * x) * x) + 1)
@@ -100,7 +100,7 @@ def _cubic(t, r):
 
 
 def _cubic_slopes(t, r):
-    """The derivatives of these weights by ``t``."""
+    """Return the derivatives of these weights by ``t``."""
 
     def near(x):
         return r(r(r(3 * (A + 2) * x) - 2 * (A + 3)) * x)
@@ -112,7 +112,7 @@ def _cubic_slopes(t, r):
 
 
 def _points(grid, spatial, mode, padding, align_corners, r):
-    """The coordinate of each point in each dimension, in elements."""
+    """Return the coordinate of each point in each dimension, in elements."""
     volume, found = len(spatial) == 3, []
     for i, size in enumerate(spatial):
         p = _unnormalized(grid[..., -1 - i].reshape(len(grid), 1, -1), size, align_corners, volume, r)
@@ -132,7 +132,7 @@ def _corners(elements, spatial, points, r):
 
 
 def _sixteen(elements, spatial, points, padding, align_corners, r):
-    """The elements about each point of an image, by row and column, and where in its middle cell the point is."""
+    """Return the elements about each point of an image, by row and column, and where in its cell the point is."""
     low = [lax.stop_gradient(jnp.floor(p)) for p in points]
 
     def read(*offsets):
@@ -145,7 +145,7 @@ def _sixteen(elements, spatial, points, padding, align_corners, r):
 
 
 def _sample(elements, spatial, grid, mode, padding, align_corners, r):
-    """What ``elements`` has at ``grid`` [batch, *points, dimension], as [batch, channel, point]."""
+    """Return what ``elements`` has at ``grid`` [batch, *points, dimension], as [batch, channel, point]."""
     points = _points(grid, spatial, mode, padding, align_corners, r)
     if mode == NEAREST:
         if len(spatial) == 2 and r is not _exact:  # what C makes of NaN and infinity as an integer of 32 bits
@@ -169,7 +169,7 @@ def _dot(weights, values, r):
 
 
 def _slopes(grad, x, points, mode, padding, align_corners, r):
-    """For each dimension what adds up, term by term and channel by channel, to the gradient of the coordinates."""
+    """Return for each dimension the terms by channel whose sum is the gradient of the coordinates."""
     spatial, elements, grad = x.shape[2:], _elements(x), grad.reshape(*x.shape[:2], -1)
     if mode == BICUBIC:
         values, (down, across) = _sixteen(elements, spatial, points, padding, align_corners, r)
@@ -196,7 +196,7 @@ def _slopes(grad, x, points, mode, padding, align_corners, r):
 
 
 def _added(terms, r):
-    """The sum of ``terms`` [batch, channel, point] over the channels, rounded as often as the CPU does."""
+    """Return the sum of ``terms`` [batch, channel, point] over the channels, rounded as often as the CPU does."""
     if r is _exact:
         return sum(terms).sum(1, keepdims=True)
     by_channel = jnp.moveaxis(jnp.stack(terms), 2, 0)
@@ -219,7 +219,7 @@ def grid_sampler(out, x, grid, interpolation_mode, padding_mode, align_corners):
 
 
 def _by_element(elements, spatial, grid, mode, padding, align_corners, r):
-    """The bicubic sample as the CPU's gradient has it: each element times the weight of its row, then its column."""
+    """Return the bicubic sample as the CPU's gradient has it: each element times the weights of row, then column."""
     points = _points(grid, spatial, mode, padding, align_corners, r)
     values, (down, across) = _sixteen(elements, spatial, points, padding, align_corners, r)
     rows, columns = _cubic(down, r), _cubic(across, r)
@@ -227,7 +227,7 @@ def _by_element(elements, spatial, grid, mode, padding, align_corners, r):
 
 
 def _gradient_of_x(out, grad, grid, mode, *how):
-    """What is added to each element of the input, point by point, in the CPU's order: it rounds after each addition.
+    """Return the gradient of the input, added up point by point in the CPU's order: it rounds after each addition.
 
     For images it takes as many points together as a vector holds, the first element of all before the second.
     """

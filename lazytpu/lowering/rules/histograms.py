@@ -22,7 +22,7 @@ def bincount(out, x, weights=None, minlength=0):
 
 
 def _in_steps(x, low, high, bins):
-    """Where ``x`` lies between ``low`` and ``high``, in bins; half precision is rounded after each operation."""
+    """Return where ``x`` lies between ``low`` and ``high``, in bins; half precision is rounded after each operation."""
     dtype, wide = x.dtype, compute_dtype(x.dtype)
     x, low, high, bins = (jnp.asarray(a, dtype).astype(wide) for a in (x, low, high, bins))
     part = rounded(rounded(x - low, dtype) * bins, dtype)
@@ -44,7 +44,7 @@ def histc(out, x, bins=100, min=0, max=0):
 
 
 def _counted(out, x, edges, weight, density):
-    """The histogram of points ``[n, d]`` over ``d`` rows of bin edges, the last edge included."""
+    """Return the histogram of points ``[n, d]`` over ``d`` rows of bin edges, the last edge included."""
     shape, place, inside = tuple(e.shape[0] - 1 for e in edges), 0, True
     for column, edge in zip(x.T, edges, strict=True):
         bin_ = lower_bound(edge, column, right=True) - 1
@@ -61,7 +61,7 @@ def _counted(out, x, edges, weight, density):
 
 
 def _edges(columns, bins, limits, dtype):
-    """Evenly spaced bin edges: between given limits, or the extremes of the data."""
+    """Return evenly spaced bin edges: between given limits, or the extremes of the data."""
     edges = []
     for d, (column, n) in enumerate(zip(columns, bins, strict=True)):
         if limits is not None:

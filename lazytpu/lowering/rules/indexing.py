@@ -1,4 +1,4 @@
-"""Reading and writing at computed positions: index, gather, scatter, masked ops, embedding.
+"""Reading and writing at computed indices: index, gather, scatter, masked ops, embedding.
 
 Negative indices count from the end where torch allows them.  An index that is out of range raises in
 eager torch; here a read is clamped and a write is dropped, which is what XLA does.
@@ -32,21 +32,21 @@ _SCATTER = {
 
 
 def wrapped(index, size):
-    """Indices with negative ones counted from the end of a dimension of ``size``."""
+    """Return indices with negative ones counted from the end of a dimension of ``size``."""
     if jnp.issubdtype(index.dtype, jnp.unsignedinteger):
         return lax.convert_element_type(index, jnp.int64)
     return lax.select(index < 0, index + jnp.asarray(size, index.dtype), index)
 
 
 def _window(x, axes, index_ndim):
-    """Where the axes that are not indexed stand in the result: numpy's rule for ``x[:, i, j]``."""
+    """Return where the axes that are not indexed stand in the result: numpy's rule for ``x[:, i, j]``."""
     first = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
     rank = x.ndim - len(axes) + index_ndim
     return tuple(d for d in range(rank) if not first <= d < first + index_ndim)
 
 
 def _coordinates(indices):
-    """Broadcasts index arrays against each other and stacks them along a new last axis."""
+    """Return Broadcast index arrays against each other and stacks them along a new last axis."""
     if len(indices) == 1:
         return lax.expand_dims(indices[0], [indices[0].ndim])
     indices = jnp.broadcast_arrays(*(lax.convert_element_type(i, jnp.int64) for i in indices))
@@ -54,7 +54,7 @@ def _coordinates(indices):
 
 
 def read(x, axes, indices):
-    """``x`` at index arrays on ``axes`` (ascending), all else in full."""
+    """Return ``x`` at index arrays on ``axes`` (ascending), all else in full."""
     at = _coordinates(indices)
     sizes = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
     if 0 in x.shape or 0 in at.shape:
@@ -68,7 +68,7 @@ def read(x, axes, indices):
 
 
 def write(x, axes, indices, values, how="set"):
-    """``x`` with ``values`` (broadcast) written or combined at index arrays on ``axes``."""
+    """Return ``x`` with ``values`` (broadcast) written or combined at index arrays on ``axes``."""
     at = _coordinates(indices)
     window = _window(x, axes, at.ndim - 1)
     kept, batch = iter(n for d, n in enumerate(x.shape) if d not in axes), iter(at.shape[:-1])
@@ -83,7 +83,7 @@ def write(x, axes, indices, values, how="set"):
 
 
 def _given(x, indices):
-    """The axes that carry an index and the wrapped indices, from torch's list with ``None``."""
+    """Return the axes that carry an index and the wrapped indices, from torch's list with ``None``."""
     axes = [d for d, i in enumerate(indices) if i is not None]
     return axes, [wrapped(indices[d], x.shape[d]) for d in axes]
 
@@ -94,7 +94,7 @@ def index(out, x, indices):
 
 
 def _mask_axes(indices):
-    """Pairs (axis, index) of a list that may hold masks, which take as many axes as they have dims."""
+    """Return pairs (axis, index) of a list that may hold masks, which take as many axes as they have dims."""
     axis = 0
     for i in indices:
         mask = i is not None and i.dtype in (jnp.bool_, jnp.uint8)
@@ -104,7 +104,7 @@ def _mask_axes(indices):
 
 
 def _put_at_mask(x, axis, mask, values, accumulate):
-    """``x[:, mask] = values`` where ``values`` are the same at every place, or are taken in order."""
+    """Return ``x[:, mask] = values`` where ``values`` are the same at every place, or are taken in order."""
     lead, rest = x.shape[:axis], x.shape[axis + mask.ndim :]
     values = lax.reshape(values, (1,) * (len(lead) + 1 + len(rest) - values.ndim) + values.shape)
     if values.shape[axis] == 1:
@@ -121,7 +121,7 @@ def _put_at_mask(x, axis, mask, values, accumulate):
 
 
 def _mixed(x, pairs, values):
-    """Axes and index arrays of masks beside other indices.
+    """Return axes and index arrays of masks beside other indices.
 
     How many places a mask has is that of the index or the values beside it, where these tell; if not, the
     rows are as long as the largest mask and filled with places past the end, whose values are dropped.
@@ -177,7 +177,7 @@ def unsafe_masked_index_put_accumulate(out, x, mask, indices, values):
 
 
 def _corner(x, index, axis):
-    """The part of ``x`` that a gather reads: as large as ``index`` on every other axis."""
+    """Return the part of ``x`` that a gather reads: as large as ``index`` on every other axis."""
     limits = [n if d == axis else index.shape[d] for d, n in enumerate(x.shape)]
     return x if limits == list(x.shape) else lax.slice(x, [0] * x.ndim, limits)
 
@@ -196,7 +196,7 @@ def gather(out, x, dim, index, *, sparse_grad=False):
 
 
 def scatter_along(x, dim, index, source, how="set"):
-    """Writes or combines ``source`` at ``index`` along ``dim``, as ``torch.scatter`` does."""
+    """Write or combine ``source`` at ``index`` along ``dim``, as ``torch.scatter`` does."""
     if x.size == 0 or index.size == 0:
         return x
     if x.ndim == 0:
@@ -236,7 +236,7 @@ def scatter_add(out, x, dim, index, source):
 
 
 def neutral(how, dtype):
-    """The start value that leaves the result of a reduction to its other elements."""
+    """Return the start value that leaves the result of a reduction to its other elements."""
     if how in ("sum", "mean", "prod", "multiply", "add"):
         return jnp.asarray(how in ("prod", "multiply"), dtype)
     if dtype == jnp.bool_:
@@ -248,7 +248,7 @@ def neutral(how, dtype):
 
 
 def _reduced_into(x, how, include_self, scatter):
-    """A scatter reduction of torch; ``scatter(x, source, how)`` places ones, or the source when it is None."""
+    """Return a scatter reduction of torch; ``scatter(x, source, how)`` places ones, or the source when it is None."""
     wide = compute_dtype(x.dtype)
     start = lax.convert_element_type(x, wide)
     counts = scatter(jnp.zeros(x.shape, wide), 1, "sum") if how == "mean" or not include_self else None
@@ -286,7 +286,7 @@ def index_select(out, x, dim, index):
 
 
 def _rows(x, dim, index, source, how):
-    """Writes or combines ``source`` into the slices ``index`` of ``dim``."""
+    """Write or combine ``source`` into the slices ``index`` of ``dim``."""
     if x.ndim == 0:
         source = lax.reshape(source, (source.size,)) if source.ndim else source
         return lax.reshape(_rows(lax.reshape(x, (1,)), 0, index, source, how), ())

@@ -22,7 +22,7 @@ library.define(
 
 
 def _sum_dtype(x, weight):
-    """The dtype of the sums."""
+    """Return the dtype of the sums."""
     wide = {torch.int8: torch.int32, torch.int16: torch.int64}
     torch._check(x.dtype == weight.dtype, lambda: f"operands are of one dtype, not {x.dtype} and {weight.dtype}")
     torch._check(x.dtype in wide, lambda: f"operands are int8 or int16, not {x.dtype}")
@@ -70,7 +70,7 @@ def integer_linear(out, x, weight):
 
 
 def _product(a, b, dims, dtype):
-    """The matrix product, with sums of ``dtype``.
+    """Return the matrix product, with sums of ``dtype``.
 
     int16 is summed in float64 on CPUs: products are below 2 ** 30, so sums of fewer than 2 ** 23 are exact.
     """

@@ -15,22 +15,22 @@ aten = torch.ops.aten
 
 
 def _empty(out):
-    """The result of size zero that torch returns for a factor nobody asked for."""
+    """Return the result of size zero that torch returns for a factor nobody asked for."""
     return jnp.zeros(out.shape, out.dtype)
 
 
 def diagonal(a):
-    """The main diagonal of each matrix."""
+    """Return the main diagonal of each matrix."""
     return jnp.diagonal(a, axis1=-2, axis2=-1)
 
 
 def adjoint(a):
-    """The conjugate transpose of each matrix."""
+    """Return the conjugate transpose of each matrix."""
     return lax.conj(a.mT) if jnp.iscomplexobj(a) else a.mT
 
 
 def first_bad(bad):
-    """LAPACK's ``info``: 1 + the first index where ``bad`` holds along the last axis, else 0."""
+    """Return LAPACK's ``info``: 1 + the first index where ``bad`` holds along the last axis, else 0."""
     if bad.shape[-1] == 0:
         return jnp.zeros(bad.shape[:-1], jnp.int32)
     first = lax.argmax(bad, bad.ndim - 1, jnp.int32)
@@ -155,17 +155,17 @@ def linalg_lu_factor_ex(out, a, *, pivot=True, check_errors=False):
 
 
 def permutation(pivots, rows):
-    """The order of the rows after LAPACK's interchanges."""
+    """Return the order of the rows after LAPACK's interchanges."""
     return lax.linalg.lu_pivots_to_permutation(pivots - 1, rows)
 
 
 def _permutation_matrix(pivots, rows, dtype):
-    """P of ``A = P L U``."""
+    """Return P of ``A = P L U``."""
     return (permutation(pivots, rows)[..., None, :] == jnp.arange(rows, dtype=jnp.int32)[:, None]).astype(dtype)
 
 
 def _triangles(lu):
-    """The unit lower and the upper factor that share one matrix."""
+    """Return the unit lower and the upper factor that share one matrix."""
     k = min(lu.shape[-2:])
     return jnp.tril(lu[..., :, :k], -1) + jnp.eye(lu.shape[-2], k, dtype=lu.dtype), jnp.triu(lu[..., :k, :])
 

@@ -25,20 +25,20 @@ def _size(x):
 
 
 def _each_matrix(function, *arrays, dims):
-    """``function`` over the batch, as one vmap."""
+    """Return ``function`` over the batch, as one vmap."""
     batch = arrays[0].shape[: arrays[0].ndim - dims[0]]
     flat = [x.reshape(math.prod(batch), *x.shape[len(batch) :]) for x in arrays]
     return jax.tree.map(lambda r: r.reshape(*batch, *r.shape[1:]), jax.vmap(function)(*flat))
 
 
 def _interchange(x, i, j):
-    """Rows ``i`` and ``j`` of ``x`` exchanged."""
+    """Return rows ``i`` and ``j`` of ``x`` exchanged."""
     rows = jnp.arange(x.shape[0])
     return x[jnp.where(rows == i, j, jnp.where(rows == j, i, rows))]
 
 
 def _choose_pivot(s, k, conj):
-    """The row to interchange at step ``k``, whether the step is 2x2, and whether the column is zero."""
+    """Return the row to interchange at step ``k``, whether the step is 2x2, and whether the column is zero."""
     n = s.shape[0]
     rows = jnp.arange(n)
     diagonal = _size(jnp.diagonal(s).real if conj else jnp.diagonal(s))

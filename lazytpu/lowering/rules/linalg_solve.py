@@ -14,13 +14,13 @@ _SOLVE_TRANSPOSES = torch.__version__ < "2.11"  # compared as a version, not as 
 
 
 def _broadcast(*matrices):
-    """Matrices with their batch dimensions broadcast together."""
+    """Return matrices with their batch dimensions broadcast together."""
     batch = jnp.broadcast_shapes(*(m.shape[:-2] for m in matrices))
     return tuple(jnp.broadcast_to(m, (*batch, *m.shape[-2:])) for m in matrices)
 
 
 def _triangular(a, b, *, lower, left=True, transpose=False, conjugate=False, unit=False):
-    """``a`` solved for ``b``, both of one batch shape."""
+    """Return ``a`` solved for ``b``, both of one batch shape."""
     return lax.linalg.triangular_solve(
         a, b, left_side=left, lower=lower, transpose_a=transpose, conjugate_a=conjugate, unit_diagonal=unit
     )
@@ -69,7 +69,7 @@ def linalg_lu_solve(out, lu, pivots, b, *, left=True, adjoint=False):
 
 
 def _is_vector(a, b):
-    """Whether the right-hand side is a batch of vectors: torch compares the shapes."""
+    """Return whether the right-hand side is a batch of vectors: torch compares the shapes."""
     return b.ndim == 1 or b.shape == a.shape[:-1]
 
 
@@ -90,12 +90,12 @@ def linalg_inv_ex(out, a, *, check_errors=False):
 
 
 def _lu_for_determinant(a, contiguous):
-    """The LU that torch's gradient expects: it factors the transpose of a contiguous real matrix."""
+    """Return the LU that torch's gradient expects: it factors the transpose of a contiguous real matrix."""
     return linalg_lu_factor_ex(None, a.mT if contiguous and not jnp.iscomplexobj(a) else a)[:2]
 
 
 def _sign_of_pivots(pivots, dtype):
-    """The determinant of the permutation: -1 for an odd number of interchanges."""
+    """Return the determinant of the permutation: -1 for an odd number of interchanges."""
     swaps = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype), -1)
     return (1 - 2 * (swaps % 2)).astype(dtype)
 

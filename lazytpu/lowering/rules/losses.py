@@ -13,7 +13,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def reduced(out, loss, reduction):
-    """``loss`` left alone, averaged or summed, rounded to the type of ``out``."""
+    """Return ``loss`` left alone, averaged or summed, rounded to the type of ``out``."""
     if reduction == MEAN:
         loss = jnp.mean(loss)
     elif reduction == SUM:
@@ -22,14 +22,14 @@ def reduced(out, loss, reduction):
 
 
 def reduced_gradient(out, grad, slope, reduction):
-    """Gradient of ``reduced``: ``grad * slope``, over the number of elements for a mean."""
+    """Return the gradient of ``reduced``: ``grad * slope``, over the number of elements for a mean."""
     slope = jnp.broadcast_to(slope, out.shape)
     grad = grad.astype(slope.dtype)
     return ((grad / slope.size if reduction == MEAN else grad) * slope).astype(out.dtype)
 
 
 def _picked(target, weight, ignore_index, classes, dtype):
-    """The target with ignored entries made 0, and the weight of each entry (0 where ignored)."""
+    """Return the target with ignored entries made 0, and the weight of each entry (0 where ignored)."""
     kept = target != ignore_index
     index = jnp.where(kept, target, 0)
     w = jnp.ones((), dtype) if weight is None else weight.astype(dtype)[index]
@@ -38,7 +38,7 @@ def _picked(target, weight, ignore_index, classes, dtype):
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(out, x, target, weight, reduction, ignore_index):
-    """``-sum(w[t] * x[t]) / sum(w[t])`` over the class dimension: 0 of [C], else 1."""
+    """Return ``-sum(w[t] * x[t]) / sum(w[t])`` over the class dimension: 0 of [C], else 1."""
     loss_type, total_type = out
     dtype = compute_dtype(x.dtype)
     dim = min(1, x.ndim - 1)
@@ -119,7 +119,7 @@ _pointwise_loss_gradient(
 
 
 def _soft_margin(x, target):
-    """``target`` in the type to compute in, and ``exp(-target * x)``, which is infinite as early as on the CPU."""
+    """Return ``target`` in the type to compute in and ``exp(-target * x)``, infinite as early as on the CPU."""
     kept = jnp.promote_types(x.dtype, target.dtype)
     x, target = x.astype(compute_dtype(kept)), target.astype(compute_dtype(kept))
     return target, rounded(jnp.exp(-target * x), kept)

@@ -11,13 +11,13 @@ aten = torch.ops.aten
 
 
 def _per_row(grad, rows, reduction):
-    """The gradient of each row's loss, as a column."""
+    """Return the gradient of each row's loss, as a column."""
     grad = jnp.broadcast_to(grad.reshape(-1) if reduction == NONE else grad.reshape(()), (rows,))
     return (grad / rows if reduction == MEAN else grad)[:, None]
 
 
 def _multi_margin_terms(x, target, p, margin, weight):
-    """Rows of x, the margin each class violates (0 for the target), the row's weight, the target's place."""
+    """Return rows of x, the margin each class violates (0 for the target), the row's weight, the target's place."""
     x = jnp.atleast_2d(x.astype(compute_dtype(x.dtype)))
     target = target.reshape(-1, 1)
     is_target = jnp.arange(x.shape[1]) == target
@@ -43,7 +43,7 @@ def multi_margin_loss_backward(out, grad, x, target, p, margin, weight=None, red
 
 
 def _label_pairs(x, target):
-    """Violations [row, label, class], the labels before the first -1, and which classes are labels."""
+    """Return violations [row, label, class], the labels before the first -1, and which classes are labels."""
     x, target = jnp.atleast_2d(x.astype(compute_dtype(x.dtype))), jnp.atleast_2d(target)
     valid = jnp.cumprod(target >= 0, 1, dtype=jnp.int32) != 0
     chosen = (target[:, :, None] == jnp.arange(x.shape[1])) & valid[:, :, None]

@@ -15,13 +15,13 @@ aten = torch.ops.aten
 
 
 def product(a, b, contract, batch=((), ()), dtype=None):
-    """``lax.dot_general`` accumulated in the type eager computes ``dtype`` (default: that of ``a``) in."""
+    """Return ``lax.dot_general`` accumulated in the type eager computes ``dtype`` (default: that of ``a``) in."""
     dtype = a.dtype if dtype is None else dtype
     return lax.dot_general(a, b, (contract, batch), preferred_element_type=compute_dtype(dtype))
 
 
 def scaled(x, factor, dtype):
-    """``factor * x`` in ``dtype``; nothing where the factor is the constant 1."""
+    """Return ``factor * x`` in ``dtype``; nothing where the factor is the constant 1."""
     x = lax.convert_element_type(x, dtype)
     if isinstance(factor, int | float) and factor == 1:
         return x
@@ -29,7 +29,7 @@ def scaled(x, factor, dtype):
 
 
 def add_scaled(out, x, y, beta, alpha):
-    """``beta * x + alpha * y`` rounded once; a beta of zero hides NaN in ``x``, as the BLAS rule says."""
+    """Return ``beta * x + alpha * y`` rounded once; a beta of zero hides NaN in ``x``, as the BLAS rule says."""
     dtype = compute_dtype(out.dtype)
     y = scaled(y, alpha, dtype)
     x = jnp.broadcast_to(scaled(x, beta, dtype), out.shape)
@@ -47,7 +47,7 @@ def mm(out, a, b, out_dtype=None):
 
 @lowers(aten._int_mm.default)
 def int_mm(out, a, b):
-    """Products of int8, which stay int8 in the program."""
+    """Return products of int8, which stay int8 in the program."""
     return lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=out.dtype)
 
 

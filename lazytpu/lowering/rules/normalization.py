@@ -11,20 +11,20 @@ aten = torch.ops.aten
 
 
 def _moments(x, dims):
-    """Mean and (biased) variance over ``dims``, which stay as dimensions of size one."""
+    """Return mean and (biased) variance over ``dims``, which stay as dimensions of size one."""
     mean = jnp.mean(x, dims, keepdims=True)
     return mean, jnp.mean(lax.square(x - mean), dims, keepdims=True)
 
 
 def _affine(x, weight, bias, shape):
-    """``x * weight + bias``, either of which may be absent, reshaped to ``shape`` first."""
+    """Return ``x * weight + bias``, either of which may be absent, reshaped to ``shape`` first."""
     if weight is not None:
         x = x * weight.astype(x.dtype).reshape(shape)
     return x if bias is None else x + bias.astype(x.dtype).reshape(shape)
 
 
 def _normalized_gradient(grad, xhat, rstd, dims):
-    """Gradient through ``xhat = (x - mean) * rstd``, whose statistics are over ``dims``."""
+    """Return the gradient through ``xhat = (x - mean) * rstd``, whose statistics are over ``dims``."""
     along = jnp.mean(grad * xhat, dims, keepdims=True)
     return rstd * (grad - jnp.mean(grad, dims, keepdims=True) - xhat * along)
 
@@ -90,12 +90,12 @@ def native_group_norm_backward(out, grad, x, mean, rstd, weight, N, C, HxW, grou
 
 
 def _channels(x):
-    """The shape that puts a vector of channels along dimension 1 of ``x``."""
+    """Return the shape that puts a vector of channels along dimension 1 of ``x``."""
     return (1, x.shape[1], *[1] * (x.ndim - 2))
 
 
 def _batch_norm(out, x, weight, bias, running_mean, running_var, training, momentum, eps):
-    """Result, saved mean and 1/std, and the new running statistics (None where there are none)."""
+    """Return result, saved mean and 1/std, and the new running statistics (None where there are none)."""
     dtype = compute_dtype(x.dtype)
     dims, channels = (0, *range(2, x.ndim)), _channels(x)
     wide = x.astype(dtype)
@@ -132,7 +132,7 @@ def native_batch_norm_functional(out, x, weight, bias, running_mean, running_var
 
 @lowers(aten.native_batch_norm.default, dynamic="momentum eps")
 def native_batch_norm(out, x, weight, bias, running_mean, running_var, training, momentum, eps):
-    """The results alone: the update of the running statistics is recorded as the functional twin."""
+    """The results alone: the update of the running statistics is recorded as the functional variant."""
     return _batch_norm(out, x, weight, bias, running_mean, running_var, training, momentum, eps)[:3]
 
 
@@ -229,7 +229,7 @@ def _other_dims(x, dim):
 
 @lowers(aten._weight_norm_interface.default)
 def weight_norm(out, v, g, dim=0):
-    """``v * g / |v|``, the norm taken over all dimensions but ``dim``."""
+    """Return ``v * g / |v|``, the norm taken over all dimensions but ``dim``."""
     wide = v.astype(compute_dtype(v.dtype))
     norm = jnp.sqrt(jnp.sum(lax.square(wide), _other_dims(v, dim), keepdims=True))
     w = wide * (g.astype(wide.dtype) / norm)

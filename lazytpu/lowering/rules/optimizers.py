@@ -14,12 +14,12 @@ aten = torch.ops.aten
 
 
 def _doubles(*numbers):
-    """The numbers, which may be arrays of one element, as 0-d float64 arrays."""
+    """Return the numbers, which may be arrays of one element, as 0-d float64 arrays."""
     return tuple(jnp.asarray(n, jnp.float64).reshape(()) for n in numbers)
 
 
 def _step_each(update, steps, lists, grad_scale, found_inf):
-    """Applies ``update(step, param, grad, *states) -> (param, *states)`` along the lists.
+    """Apply ``update(step, param, grad, *states) -> (param, *states)`` along the lists.
 
     Gradients are divided by ``grad_scale`` first, and returned so; with ``found_inf`` set nothing changes.
     Returns one list each: parameters, gradients, then the states.
@@ -38,7 +38,7 @@ def _step_each(update, steps, lists, grad_scale, found_inf):
 
 
 def _fused_adam(decoupled):
-    """The rule of Adam, or with ``decoupled`` weight decay of AdamW."""
+    """Return the rule of Adam, or with ``decoupled`` weight decay of AdamW."""
 
     def rule(
         out,

@@ -23,7 +23,7 @@ def constant_pad_nd(out, x, pad, value=0):
 
 
 def _pad_from_itself(x, padding, reflect):
-    """Extends the last axes by their mirror image or by their edge; a negative pad crops."""
+    """Return Extend the last axes by their mirror image or by their edge; a negative pad crops."""
     for i in range(len(padding) // 2):
         axis, (low, high) = x.ndim - 1 - i, padding[2 * i : 2 * i + 2]
         n, parts = x.shape[axis], [x]
@@ -56,7 +56,7 @@ def replication_pad(out, x, padding):
 
 
 def _pad_gradient(out, grad, x, padding, reflect):
-    """Adds each padded element's gradient to the one it came from."""
+    """Add each padded element's gradient to the one it came from."""
     if x.dtype in (jnp.bfloat16, jnp.float16) and x.size and grad.size:
         return _pad_gradient_in_turn(out, grad, x, padding, reflect)
     _, back = jax.vjp(lambda x: _pad_from_itself(x, padding, reflect), x)

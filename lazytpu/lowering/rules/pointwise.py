@@ -1,4 +1,4 @@
-"""Arithmetic, elementary functions, rounding, selection and clamping, most of them one line an op."""
+"""Arithmetic, elementary functions, selection and clamping, most of them one line an op."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jax import lax
 from lazytpu.lowering.registry import lowers, lowers_each
 from lazytpu.lowering.support import complex_functions
 from lazytpu.lowering.support.operands import (
+    as_computed,
     cast,
     compute_dtype,
     is_complex,
@@ -28,7 +29,7 @@ aten = torch.ops.aten
 
 
 def _is_one(x):
-    """Whether a scalar is the Python number 1 (an array's value is not known here)."""
+    """Return whether a scalar is the Python number 1 (an array's value is not known here)."""
     return not hasattr(x, "dtype") and x == 1
 
 
@@ -38,42 +39,47 @@ def _scaled(x, alpha):
     return x if _is_one(alpha) else lax.mul(x, spread(cast(alpha, x.dtype), x.shape))
 
 
+def _by_number(result, y):
+    """Return the result of an operand and ``y``; XLA would join two constants of a row, as in ``x + 1 - 1``."""
+    return result if hasattr(y, "dtype") else as_computed(result)
+
+
 def _alpha(alpha, out):
     return alpha if _is_one(alpha) else rounding(out.dtype)(cast(alpha, compute_dtype(out.dtype)))
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
 def add(out, x, y, alpha=1):
-    x, y = operands(out, x, y)
+    given, (x, y) = y, operands(out, x, y)
     if out.dtype == bool:
         return lax.bitwise_or(x, y if _is_one(alpha) else lax.bitwise_and(y, operand(alpha, out)))
-    return cast(lax.add(x, _scaled(y, _alpha(alpha, out))), out.dtype)
+    return cast(_by_number(lax.add(x, _scaled(y, _alpha(alpha, out))), given), out.dtype)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def sub(out, x, y, alpha=1):
-    x, y = operands(out, x, y)
-    return cast(lax.sub(x, _scaled(y, _alpha(alpha, out))), out.dtype)
+    given, (x, y) = y, operands(out, x, y)
+    return cast(_by_number(lax.sub(x, _scaled(y, _alpha(alpha, out))), given), out.dtype)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(out, x, y, alpha=1):
-    return sub(out, y, x, alpha)
+    return _by_number(sub(out, y, x, alpha), y)
 
 
 def _factor(x, out):
-    """The second operand of a product or quotient; one number counts as it is, and is not made a half first."""
+    """Return the second operand of a product or quotient; one number counts as it is, and is not made a half first."""
     return operand(x, out, compute_dtype(out.dtype) if getattr(x, "size", 1) == 1 else None)
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
 def mul(out, x, y):
-    x, y = operand(x, out), _factor(y, out)
-    return lax.bitwise_and(x, y) if out.dtype == bool else cast(lax.mul(x, y), out.dtype)
+    x, factor = operand(x, out), _factor(y, out)
+    return lax.bitwise_and(x, factor) if out.dtype == bool else cast(_by_number(lax.mul(x, factor), y), out.dtype)
 
 
 def _floor_quotient(x, y, r):
-    """Floor division as Python's divmod does it, which eager follows; exact where x / y is not; ``r`` rounds steps."""
+    """Return the floor of x / y as Python's divmod and eager do, exact where x / y is not; ``r`` rounds steps."""
     if not is_floating(x.dtype):
         near = lax.div(x, y)
         inexact = lax.ne(lax.mul(near, y), x)
@@ -122,7 +128,7 @@ lowers_each(
 
 
 def _gcd(x, y):
-    """Euclid's algorithm with C's remainder, as eager has it: it ends for the least integer too, which has no abs."""
+    """Run Euclid's algorithm with C's remainder, as eager does: it ends for the least integer too, which has no abs."""
 
     def step(state):
         a, b = state
@@ -139,7 +145,7 @@ def _lcm(x, y):
 
 
 def _integer_pow(x, n):
-    """x ** n for integers that wrap around; negative exponents give 0 except for bases 1 and -1."""
+    """Return x ** n for integers that wrap around; negative exponents give 0 except for bases 1 and -1."""
     one = lax.full_like(x, 1)
 
     def step(state):
@@ -154,7 +160,7 @@ def _integer_pow(x, n):
 
 
 def _fixed_pow(x, n, dtype):
-    """x ** n, to be rounded to ``dtype``, for an exponent eager has a shorter form for, else None."""
+    """Return x ** n, to be rounded to ``dtype``, for an exponent eager has a shorter form for, else None."""
     if dtype == jnp.float16 and n in (0.5, -0.5):
         return None
     if n in (1, 2, 3, 4):
@@ -162,9 +168,9 @@ def _fixed_pow(x, n, dtype):
     if not (is_floating(x.dtype) or is_complex(x.dtype)):
         return None
     if n in (0.5, -0.5):
-        root = complex_functions.sqrt(x)
-        return root if n == 0.5 else 1 / root
-    return 1 / lax.integer_pow(x, int(-n.real)) if n in (-1, -2) else None
+        root = complex_functions.sqrt(as_computed(x))
+        return root if n == 0.5 else as_computed(1 / root)
+    return as_computed(1 / lax.integer_pow(x, int(-n.real))) if n in (-1, -2) else None
 
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, dynamic="exponent")
@@ -176,7 +182,7 @@ def pow(out, x, n):
         return cast(power, out.dtype)
     n = operand(n, out)
     if is_floating(x.dtype):
-        return cast(lax.pow(x, n), out.dtype)
+        return cast(as_computed(lax.pow(x, n)), out.dtype)
     return cast(complex_functions.power(x, n) if is_complex(x.dtype) else _integer_pow(x, n), out.dtype)
 
 
@@ -195,7 +201,7 @@ def _abs(out, x):
 
 
 def _logaddexp(x, y):
-    """log(e^x + e^y); the imaginary part of a complex result is not brought back to (-pi, pi], as in eager."""
+    """Return log(e^x + e^y); the imaginary part of a complex result is not brought back to (-pi, pi], as in eager."""
     if not is_complex(x.dtype):
         return jnp.logaddexp(x, y)
     larger = lax.real(x) >= lax.real(y)
@@ -204,14 +210,14 @@ def _logaddexp(x, y):
 
 
 def _ldexp(out, x, n):
-    """``x * 2 ** n``; the power is rounded to the type torch gives it."""
+    """Return ``x * 2 ** n``; the power is rounded to the type torch gives it."""
     kept = n.dtype if jnp.issubdtype(n.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
     n = cast(n, compute_dtype(kept))
     return mul(out, x, cast(lax.pow(lax.full_like(n, 2), n), kept))
 
 
 def times_log(log):
-    """The rule of ``x * log(y)``, 0 where x is 0 and y a number."""
+    """Return the rule of ``x * log(y)``, 0 where x is 0 and y a number."""
 
     def rule(out, x, y):
         x, y = operands(out, x, y)
@@ -227,12 +233,12 @@ lowers_each(
         aten.abs.default: _abs,
         aten.sign.default: pointwise(_sign),
         aten.sgn.default: pointwise(_sign),
-        aten.reciprocal.default: pointwise(lambda x: 1 / x),
+        aten.reciprocal.default: pointwise(lambda x: as_computed(1 / x)),
         aten.square.default: pointwise(lax.square),
-        aten.sqrt.default: pointwise(complex_functions.sqrt),
-        aten.rsqrt.default: pointwise(lambda x: 1 / complex_functions.sqrt(x)),
-        aten.exp.default: pointwise(complex_functions.exp),
-        aten.exp2.default: pointwise(complex_functions.exp2),
+        aten.sqrt.default: pointwise(lambda x: complex_functions.sqrt(as_computed(x))),
+        aten.rsqrt.default: pointwise(lambda x: as_computed(1 / complex_functions.sqrt(as_computed(x)))),
+        aten.exp.default: pointwise(lambda x: as_computed(complex_functions.exp(x))),
+        aten.exp2.default: pointwise(lambda x: as_computed(complex_functions.exp2(x))),
         aten.expm1.default: pointwise(lax.expm1),
         aten.log.default: pointwise(lax.log),
         aten.log1p.default: pointwise(lax.log1p),
@@ -305,34 +311,6 @@ def logit_backward(out, grad, x, eps=None):
     outside = jnp.where(eps < 0, cast(math.nan, x.dtype), cast(0, x.dtype))
     low = lax.max(eps, lax.full_like(x, 0))
     return cast(jnp.where((x < low) | (x > 1 - low), outside, grad / (x * (1 - x))), out.dtype)
-
-
-def _rounding(fn):
-    return pointwise(lambda x: fn(x) if is_floating(x.dtype) else x)
-
-
-def _round(out, x, *, decimals=0):
-    if not is_floating(out.dtype):
-        return x
-    x = operand(x, out)
-    if decimals == 0:
-        return cast(lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), out.dtype)
-    ten = 10.0 ** abs(decimals)
-    scaled = x * ten if decimals > 0 else x / ten
-    whole = lax.round(scaled, lax.RoundingMethod.TO_NEAREST_EVEN)
-    return cast(whole / ten if decimals > 0 else whole * ten, out.dtype)
-
-
-lowers_each(
-    {
-        aten.floor.default: _rounding(lax.floor),
-        aten.ceil.default: _rounding(lax.ceil),
-        aten.trunc.default: _rounding(jnp.trunc),
-        aten.round.default: _round,
-        aten.round.decimals: _round,
-        aten.frac.default: pointwise(lambda x: x - jnp.trunc(x)),
-    }
-)
 
 
 @lowers(aten.where.self)

@@ -2,7 +2,7 @@
 
 A window is taken apart into its taps: a tap is the input seen through one offset of the window, a
 strided slice.  Dimensions are reduced one after the other, so a 3x3 window costs six taps, not nine.
-The maximum carries its position along; on CPUs this is many times faster than XLA's window operators.
+The maximum carries its index along; on CPUs this is many times faster than XLA's window operators.
 """
 
 import jax
@@ -20,12 +20,12 @@ MOST_TAPS = 36  # a longer unrolled window costs more to compile than it saves
 
 
 def _per_dim(values, n):
-    """``n`` integers: torch allows one for all dimensions."""
+    """Return ``n`` integers: torch allows one for all dimensions."""
     return tuple(values) * n if len(values) == 1 else tuple(values)
 
 
 def _window(kernel, stride, padding, n):
-    """Kernel, stride (the kernel's where not given) and padding, each with ``n`` entries."""
+    """Return kernel, stride (the kernel's where not given) and padding, each with ``n`` entries."""
     kernel = _per_dim(kernel, n)
     return kernel, _per_dim(stride, n) if stride else kernel, _per_dim(padding, n)
 
@@ -35,7 +35,7 @@ def _lowest(dtype):
 
 
 def _taps(x, axis, size, k, s, p, d, fill):
-    """The ``k`` strided slices of ``x``, padded with ``fill``, that a window along ``axis`` covers."""
+    """Return the ``k`` strided slices of ``x``, padded with ``fill``, that a window along ``axis`` covers."""
     span = (size - 1) * s + (k - 1) * d + 1
     pads = [(0, 0, 0)] * x.ndim
     pads[axis] = (p, max(span - x.shape[axis] - p, 0), 0)
@@ -44,14 +44,14 @@ def _taps(x, axis, size, k, s, p, d, fill):
 
 
 def _along(axis, ndim, values):
-    """``values``, an int32 vector, laid along ``axis`` of an ``ndim``-dimensional array."""
+    """Return ``values``, an int32 vector, laid along ``axis`` of an ``ndim``-dimensional array."""
     return jnp.asarray(values, jnp.int32).reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
 def _reduce_max(taps, axis, positions, length, index):
-    """One dimension of a maximum pool: the larger value of the taps, and its flat position.
+    """Reduce one dimension of a maximum pool: return the larger value of the taps, and its flat index.
 
-    ``positions`` gives the coordinate of each tap, ``index`` the taps of the flat position in the
+    ``positions`` gives the coordinate of each tap, ``index`` the taps of the flat index in the
     dimensions reduced before (none at first), of which there are ``length`` elements.  The first of
     equal values wins, and the last NaN, as in eager torch.
     """
@@ -98,7 +98,7 @@ def max_pool3d(out, x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil
 
 
 def scattered(out, values, indices, n):
-    """Adds ``values`` at flat ``indices`` of the last ``n`` dimensions of a zero array."""
+    """Add ``values`` at flat ``indices`` of the last ``n`` dimensions of a zero array."""
     lead = out.shape[: len(out.shape) - n]
     planes, size = int(np.prod(lead)), int(np.prod(out.shape[len(lead) :]))
     values, indices = values.reshape(planes, -1), indices.reshape(planes, -1)
@@ -119,7 +119,7 @@ def _seen_from_input(x, lead, spatial, stride, padding, shift, fill):
 
 
 def _claimed(grad, indices, spatial, stride, padding, cover):
-    """Gradient of planes [plane, *spatial]: each element takes from the windows over it what is marked as its own."""
+    """Return the gradient of planes [plane, *spatial]: each element takes from windows what is marked as its own."""
     own, shape = 0, (len(grad), *spatial)
     for i, length in enumerate(spatial):
         own = own * length + lax.broadcasted_iota(jnp.int32, shape, i + 1)
@@ -142,8 +142,8 @@ def _max_pool_backward(out, grad, indices, n, kernel, stride, padding, dilation)
         return scattered(out, grad, indices, n)
     planes, spatial = int(np.prod(grad.shape[:lead])), out.shape[lead:]
     # The loop is there for its operands: XLA would otherwise find the indices again at every element.
-    turns = next((c for c in (2, 3, 5, 7) if planes % c == 0), 1)
-    shape = (turns, planes // turns, *grad.shape[lead:])
+    iterations = next((c for c in (2, 3, 5, 7) if planes % c == 0), 1)
+    shape = (iterations, planes // iterations, *grad.shape[lead:])
     grad, indices = grad.astype(compute_dtype(out.dtype)).reshape(shape), indices.astype(jnp.int32).reshape(shape)
     parts = lax.map(lambda part: _claimed(*part, spatial, stride, padding, cover), (grad, indices))
     return parts.reshape(out.shape).astype(out.dtype)
@@ -160,7 +160,7 @@ def max_pool3d_backward(out, grad, x, kernel_size, stride, padding, dilation, ce
 
 
 def _window_sum(x, sizes, kernel, stride, padding):
-    """Sum over the windows of the last dimensions; elements off the input count as zero."""
+    """Return the sum over the windows of the last dimensions; elements off the input count as zero."""
     lead = x.ndim - len(sizes)
     for i, (size, k, s, p) in enumerate(zip(sizes, kernel, stride, padding, strict=True)):
         if k <= MOST_TAPS:
@@ -175,7 +175,7 @@ def _window_sum(x, sizes, kernel, stride, padding):
 
 
 def _divisors(spatial, sizes, kernel, stride, padding, count_include_pad, divisor_override):
-    """The number of elements each window is averaged over, as a numpy array of the pooled size."""
+    """Return the number of elements each window is averaged over, as a numpy array of the pooled size."""
     if divisor_override:
         return np.asarray(divisor_override)
     counts = np.ones((), np.int64)
@@ -189,7 +189,7 @@ def _divisors(spatial, sizes, kernel, stride, padding, count_include_pad, diviso
 
 
 def _avg_pool(n):
-    """The rules of ``avg_pool{n}d`` and of its gradient."""
+    """Return the rules of ``avg_pool{n}d`` and of its gradient."""
 
     def forward(
         out, x, kernel_size, stride=(), padding=(0,), ceil_mode=False, count_include_pad=True, divisor_override=None

@@ -13,12 +13,12 @@ aten = torch.ops.aten
 
 
 def _rounded(x):
-    """The nearest whole number, the even one of two."""
+    """Return the nearest whole number, the even one of two."""
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
 def _snap(x, scale, zero_point, low, high):
-    """``x`` on the grid, as float32 or float64, and where it lay inside the range."""
+    """Return ``x`` on the grid, as float32 or float64, and where it lay inside the range."""
     wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     scale = jnp.asarray(scale).astype(jnp.float32)
     zero_point = jnp.asarray(zero_point)
@@ -36,7 +36,7 @@ def _snap(x, scale, zero_point, low, high):
 
 
 def _along(parameter, axis, ndim):
-    """A parameter of one value a channel, in the shape that broadcasts along ``axis``."""
+    """Return a parameter of one value a channel, in the shape that broadcasts along ``axis``."""
     return parameter.reshape([-1 if d == axis % ndim else 1 for d in range(ndim)])
 
 
@@ -61,7 +61,7 @@ def fake_quantize_per_channel(out, x, scale, zero_point, axis, quant_min, quant_
 
 
 def _whole(zero_point, low, high):
-    """A learnable zero point, which is a float, as the integer it stands for."""
+    """Return a learnable zero point, which is a float, as the integer it stands for."""
     return jnp.clip(_rounded(zero_point), low, high)
 
 
@@ -78,7 +78,7 @@ def learnable_per_channel(out, x, scale, zero_point, axis, quant_min, quant_max,
 
 
 def _learnable_gradients(grad, x, scale, zero_point, low, high, factor):
-    """Gradients of each element: of the input, the scale and the zero point."""
+    """Return the gradients of each element: of the input, the scale and the zero point."""
     if x.dtype != jnp.float64:
         grad, x, scale, zero_point = (a.astype(jnp.float32) for a in (grad, x, scale, zero_point))
     steps = _rounded(x * (1 / scale) + zero_point)
@@ -115,7 +115,7 @@ _SMALLEST_SCALE = 6.1e-5
 
 
 def _choose_parameters(least, most, low, high, symmetric):
-    """The scale and zero point whose grid covers ``least`` to ``most`` and holds zero exactly."""
+    """Return the scale and zero point whose grid covers ``least`` to ``most`` and holds zero exactly."""
     least, most = least.astype(jnp.float32), most.astype(jnp.float32)
     balanced = (least < 0) & (most > 0) & symmetric
     half = (high - low) // 2

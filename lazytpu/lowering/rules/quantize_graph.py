@@ -15,7 +15,7 @@ _F32 = jnp.float32
 
 
 def _number(x, dtype):
-    """A tensor of one element, or a number, as a 0-d array."""
+    """Return a tensor of one element, or a number, as a 0-d array."""
     return lax.convert_element_type(jnp.asarray(x).reshape(()), dtype)
 
 

@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 
 def _mix(x):
-    """Mixes the 32 bits of each word (lowbias32)."""
+    """Return Mix the 32 bits of each word (lowbias32)."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     return x ^ (x >> np.uint32(16))
@@ -40,7 +40,7 @@ def _mix(x):
 
 @jax.jit
 def _keys(rng):
-    """The two uint32 keys of the stream ``rng`` = uint64 [seed, counter]."""
+    """Return the two uint32 keys of the stream ``rng`` = uint64 [seed, counter]."""
     words = lax.bitcast_convert_type(rng, jnp.uint32).reshape(4)
     keys = jnp.array([0x243F6A88, 0x85A308D3], jnp.uint32)  # digits of pi: any two different constants do
     for word in words:
@@ -61,7 +61,7 @@ def _bits(rng, shape, double):
 
 
 def bits(rng, shape, dtype=jnp.uint32):
-    """Random bits of the stream ``rng``.
+    """Return random bits of the stream ``rng``.
 
     Args:
         rng: uint64 [seed, counter]; the same pair always gives the same bits.
@@ -72,21 +72,21 @@ def bits(rng, shape, dtype=jnp.uint32):
 
 
 def uniforms(rng, shape, dtype=jnp.float32):
-    """Uniform numbers of [0, 1) in float32 or float64."""
+    """Return uniform numbers of [0, 1) in float32 or float64."""
     if np.dtype(dtype) == np.float64:
         return (bits(rng, shape, jnp.uint64) >> np.uint64(11)).astype(jnp.float64) * np.float64(2.0**-53)
     return (bits(rng, shape) >> np.uint32(8)).astype(jnp.float32) * np.float32(2.0**-24)
 
 
 def open_uniforms(rng, shape, dtype=jnp.float32):
-    """Uniform numbers of (0, 1) in float32 or float64, symmetric about 1/2."""
+    """Return uniform numbers of (0, 1) in float32 or float64, symmetric about 1/2."""
     if np.dtype(dtype) == np.float64:
         return ((bits(rng, shape, jnp.uint64) >> np.uint64(12)).astype(jnp.float64) + 0.5) * np.float64(2.0**-52)
     return ((bits(rng, shape) >> np.uint32(9)).astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
 def normals(rng, shape, dtype=jnp.float32):
-    """Standard normal numbers in float32, float64, complex64 or complex128 (variance 1 in all)."""
+    """Return standard normal numbers in float32, float64, complex64 or complex128 (variance 1 in all)."""
     dtype = np.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         real = np.dtype("float32") if dtype == np.complex64 else np.dtype("float64")
@@ -96,19 +96,19 @@ def normals(rng, shape, dtype=jnp.float32):
 
 
 def mask(rng, shape, p):
-    """True with probability ``p`` (a number, a 0-d array or an array of ``shape``); exact for 0 and 1."""
+    """Return true with probability ``p`` (a number, a 0-d array or an array of ``shape``); exact for 0 and 1."""
     p = jnp.asarray(p, jnp.float64) if not hasattr(p, "dtype") else cast(p, compute_dtype(p.dtype))
     limit = lax.convert_element_type(p * np.array(2.0**31, p.dtype), jnp.uint32)
     return lax.lt(bits(rng, shape) >> np.uint32(1), spread(limit, shape))
 
 
 def _generator_key(rng):
-    """A key for the samplers of jax.random."""
+    """Return a key for the samplers of jax.random."""
     return jax.random.wrap_key_data(_keys(rng), impl="threefry2x32")
 
 
 def _masked_scale(x, keep, scale, dtype):
-    """``x * scale`` where ``keep``, else 0, in ``dtype``."""
+    """Return ``x * scale`` where ``keep``, else 0, in ``dtype``."""
     wide = compute_dtype(dtype)
     scaled = lax.mul(cast(x, wide), lax.full(x.shape, cast(scale, wide)))
     return cast(lax.select(keep, scaled, lax.full_like(scaled, 0)), dtype)
@@ -129,7 +129,7 @@ def native_dropout_backward(out, grad, keep, scale):
 
 
 def _sampled(sampler):
-    """The rule of an op whose numbers, ``sampler(rng, shape, dtype)``, are made in the computation dtype."""
+    """Return the rule of an op whose numbers, ``sampler(rng, shape, dtype)``, are made in the computation dtype."""
     return lambda out, *_, rng, **__: cast(sampler(rng, out.shape, compute_dtype(out.dtype)), out.dtype)
 
 
@@ -203,7 +203,7 @@ def bernoulli_of(out, p, *, rng, generator=None):
 
 
 def integers(rng, shape, low, high):
-    """Uniform int64 numbers of [low, high); the ends may be arrays.
+    """Return uniform int64 numbers of [low, high); the ends may be arrays.
 
     A range below 2^32 takes the high word of a product, a larger one a remainder: both are biased by less than
     range / 2^32 or range / 2^64, as torch's own are.
@@ -241,7 +241,7 @@ def randint_like_low(out, x, low, high, *, rng, **_):
 
 
 def _largest(dtype):
-    """The largest integer ``Tensor.random_`` draws for ``dtype``: all below it are exact."""
+    """Return the largest integer ``Tensor.random_`` draws for ``dtype``: all below it are exact."""
     if is_floating(dtype):
         return 1 << (jnp.finfo(dtype).nmant + 1)
     return 1 if dtype == np.bool_ else min(int(jnp.iinfo(dtype).max), (1 << 63) - 1)

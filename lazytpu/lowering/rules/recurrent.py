@@ -14,14 +14,14 @@ aten = torch.ops.aten
 
 
 def _gates(x, bias, n):
-    """``x + bias`` in the type to compute in, split into ``n`` gates."""
+    """Return ``x + bias`` in the type to compute in, split into ``n`` gates."""
     x = x.astype(compute_dtype(x.dtype))
     x = x if bias is None else x + bias.astype(x.dtype)
     return jnp.split(x, n, -1)
 
 
 def _rounded(out, results):
-    """The results in the types of ``out``; None where torch has no result."""
+    """Return the results in the types of ``out``; None where torch has no result."""
     return tuple(None if o is None else r.astype(o.dtype) for r, o in zip(results, out, strict=True))
 
 

@@ -22,12 +22,12 @@ _HALF = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
 
 
 def wide(dtype):
-    """The dtype that eager computes a reduction to ``dtype`` in."""
+    """Return the dtype that eager computes a reduction to ``dtype`` in."""
     return jnp.dtype(jnp.float32) if dtype in _HALF else jnp.dtype(dtype)
 
 
 def axes_of(dim, ndim):
-    """Axes of a ``dim`` argument; None and the empty list mean all."""
+    """Return axes of a ``dim`` argument; None and the empty list mean all."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(ndim))
     if ndim == 0:
@@ -36,18 +36,18 @@ def axes_of(dim, ndim):
 
 
 def count_of(x, axes):
-    """How many elements one result of a reduction over ``axes`` takes in."""
+    """Return how many elements one result of a reduction over ``axes`` takes in."""
     return math.prod(x.shape[a] for a in axes)
 
 
 def _finish(out, x):
-    """Rounds to the result's dtype and restores the dims that ``keepdim`` keeps."""
+    """Round to the result's dtype and restores the dims that ``keepdim`` keeps."""
     x = lax.convert_element_type(x, out.dtype)
     return x if x.shape == out.shape else lax.reshape(x, out.shape)
 
 
 def keep(x, axes):
-    """Puts reduced axes back with size one."""
+    """Return put reduced axes back with size one."""
     return lax.expand_dims(x, sorted(axes)) if axes else x
 
 
@@ -134,7 +134,7 @@ def _extreme(out, x, dim, largest):
 
 
 def _where_extreme(out, x, dim, largest):
-    """The first place of the extreme; NaN counts as the extreme."""
+    """Return the first place of the extreme; NaN counts as the extreme."""
     if dim is None:
         x, axis = lax.reshape(x, (x.size,)), 0
     elif x.ndim == 0 or x.size == 0:
@@ -198,7 +198,7 @@ def aminmax(out, x, dim=None, keepdim=False):
 
 
 def _moments(x, dim, correction):
-    """Mean and variance over dims, in the dtype eager accumulates in."""
+    """Return mean and variance over dims, in the dtype eager accumulates in."""
     axes = axes_of(dim, x.ndim)
     x = lax.convert_element_type(x, wide(x.dtype))
     count = count_of(x, axes)
@@ -268,7 +268,7 @@ def logcumsumexp(out, x, dim):
     if jnp.isrealobj(x):  # rounded once, for exp, which the gradient takes of it, enlarges rounding errors
         return lax.cumlogsumexp(x.astype(jnp.float64), axis=axis_of(dim, x.ndim)).astype(out.dtype)
 
-    def add(total, value):  # in order, for the phase adds up: it is not folded into one turn
+    def add(total, value):  # in order, for the phase adds up: it is not folded into one iteration
         low, high = (jnp.where(lax.real(total) < lax.real(value), *pair) for pair in ((total, value), (value, total)))
         below, top = lax.real(low - high), lax.real(high)
         sum_of = jnp.log1p(jnp.where(below == -jnp.inf, 0, lax.exp(low - high))) + high
@@ -283,7 +283,7 @@ def logcumsumexp(out, x, dim):
 
 
 def _running(out, x, dim, op):
-    """Running extremes with the last place that reached them, as eager gives on ties and NaN."""
+    """Return running extremes with the last place that reached them, as eager gives on ties and NaN."""
     if x.ndim == 0 or x.size == 0:
         return x, jnp.zeros(out[1].shape, out[1].dtype)
     axis = axis_of(dim, x.ndim)

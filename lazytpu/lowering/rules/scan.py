@@ -20,37 +20,37 @@ backward_op = torch.ops.lazytpu.scan_layers_backward.default
 
 
 def _stacked(parameters, layers):
-    """For each parameter of a layer the array of all layers'."""
+    """Return for each parameter of a layer the array of all layers'."""
     each = len(parameters) // layers
     return [jnp.stack(parameters[i::each]) for i in range(each)] if each else []
 
 
-def _keys(rng, turn):
-    return None if rng is None else key_of_turn(rng, turn)
+def _keys(rng, iteration):
+    return None if rng is None else key_of_turn(rng, iteration)
 
 
 @lowers(forward_op)
 def scan_layers(out, body, x, parameters, constants, numbers, layers, kept, *, rng=None):
-    """Gives the result of the last layer, ``kept`` stacked arrays for the backward pass, and the key."""
+    """Return the result of the last layer, ``kept`` stacked arrays for the backward pass, and the key."""
     numbers = [jnp.asarray(n) for n in numbers]
 
-    def turn(state, own):
+    def iteration(state, own):
         index, x = state
         x, *saved = body(x, *own, *constants, *numbers, rng=_keys(rng, index))
         return (index + 1, x), saved
 
-    (_, x), saved = lax.scan(turn, (jnp.int64(0), x), _stacked(parameters, layers), length=layers)
+    (_, x), saved = lax.scan(iteration, (jnp.int64(0), x), _stacked(parameters, layers), length=layers)
     key = [] if rng is None else [lax.bitcast_convert_type(rng, jnp.int64)]
     return [x, *saved[:kept], *key]
 
 
 @lowers(backward_op)
 def scan_layers_backward(out, body, grad, saved, parameters, constants, numbers, key, layers, sums):
-    """Gives the gradients of the input, of the constants at ``sums``, and, stacked, of the parameters."""
+    """Return the gradients of the input, of the constants at ``sums``, and, stacked, of the parameters."""
     numbers = [jnp.asarray(n) for n in numbers]
     rng = None if not key else lax.bitcast_convert_type(key[0], jnp.uint64)
 
-    def turn(state, own):
+    def iteration(state, own):
         index, grad, *totals = state
         saved_here, own = own
         grad, *grads = body(grad, *saved_here, *own, *constants, *numbers, rng=_keys(rng, index))
@@ -60,6 +60,6 @@ def scan_layers_backward(out, body, grad, saved, parameters, constants, numbers,
     zeros = [jnp.zeros_like(constants[i]) for i in sums]
     start = (jnp.int64(layers - 1), grad, *zeros)
     (_, grad, *totals), stacked = lax.scan(
-        turn, start, (list(saved), _stacked(parameters, layers)), length=layers, reverse=True
+        iteration, start, (list(saved), _stacked(parameters, layers)), length=layers, reverse=True
     )
     return [grad, *totals, *stacked]

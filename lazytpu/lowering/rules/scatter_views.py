@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def _placed(x, part, axis, start, step=1):
-    """``x`` with ``part`` written from ``start`` on along ``axis``, every ``step`` places."""
+    """Return ``x`` with ``part`` written from ``start`` on along ``axis``, every ``step`` places."""
     if part.size == 0:
         return x
     if step > 1:

@@ -39,20 +39,20 @@ class _Segments:
         self.ids = jnp.where(outside, self.count, segment).reshape(-1)
 
     def rows(self, data):
-        """``data`` with one row for each place."""
+        """Return ``data`` with one row for each place."""
         return data.reshape(-1, *self.rest)
 
     def column(self, per_segment):
-        """A number for each segment, made to broadcast against results."""
+        """Return a number for each segment, made to broadcast against results."""
         return per_segment.reshape(-1, *(1,) * len(self.rest))
 
     def reduce(self, data, how, start):
-        """The reduction of the rows of each segment, from a start value."""
+        """Return the reduction of the rows of each segment, from a start value."""
         result = jnp.broadcast_to(jnp.asarray(start).astype(data.dtype), (self.count, *self.rest))
         return write(result, [0], [self.ids], self.rows(data), how)
 
     def spread(self, per_segment):
-        """The result of its segment for each place."""
+        """Return the result of its segment for each place."""
         return read(per_segment, [0], [self.ids])
 
 
@@ -93,7 +93,7 @@ def segment_reduce_backward(out, grad, output, data, reduce, *, lengths=None, of
 
 
 def _others(segments, rows, initial):
-    """The product of the other elements of its segment for each place, right for zeros and NaNs."""
+    """Return the product of the other elements of its segment for each place, right for zeros and NaNs."""
     zero, nan = rows == 0, jnp.isnan(rows)
     ordinary = jnp.where(zero | nan, jnp.ones((), rows.dtype), rows)
     product = segments.spread(segments.reduce(ordinary, "prod", initial))
@@ -103,13 +103,13 @@ def _others(segments, rows, initial):
 
 
 def _bag_of(indices, offsets, bags):
-    """The bag of each index, from where the bags start."""
+    """Return the bag of each index, from where the bags start."""
     starts = offsets[:bags]
     return lower_bound(starts.astype(jnp.int64), jnp.arange(indices.shape[0]), right=True) - 1
 
 
 def _fitted(out, x):
-    """A result in the size torch predicts: kernels leave out what the chosen mode does not need."""
+    """Return a result in the size torch predicts: kernels leave out what the chosen mode does not need."""
     if x.shape == out.shape:
         return x.astype(out.dtype)
     zeros = jnp.zeros(out.shape, out.dtype)
@@ -118,7 +118,7 @@ def _fitted(out, x):
 
 
 def _bag_sizes(indices, bag, bags, padding_idx):
-    """How many indices of each bag are not padding, and the bag of each index (``bags`` for padding)."""
+    """Return how many indices of each bag are not padding, and the bag of each index (``bags`` for padding)."""
     at = jnp.where(indices == padding_idx, bags, bag) if padding_idx >= 0 else bag
     return write(jnp.zeros(bags, jnp.int64), [0], [at], jnp.int64(1), "sum"), at
 

@@ -22,17 +22,17 @@ aten = torch.ops.aten
 
 
 def axis_of(dim, ndim):
-    """A non-negative axis for a torch dim; 0 for a 0-d tensor."""
+    """Return a non-negative axis for a torch dim; 0 for a 0-d tensor."""
     return dim % max(ndim, 1)
 
 
 def is_static(number):
-    """Whether a dynamic argument is known while lowering."""
+    """Return whether a dynamic argument is known while lowering."""
     return number is None or isinstance(number, int)
 
 
 def first_index(start, size):
-    """Where a slice of a dimension of ``size`` starts: negative starts count from the end, then clamp."""
+    """Return where a slice of a dimension of ``size`` starts: negative starts count from the end, then clamp."""
     if is_static(start):
         start = start or 0
         return min(max(start + size if start < 0 else start, 0), size)
@@ -164,12 +164,12 @@ def unfold_backward(out, grad, input_sizes, dim, size, step):
 
 
 def strided_extent(size, stride):
-    """How many elements of memory a strided tensor spans."""
+    """Return how many elements of memory a strided tensor spans."""
     return 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
 
 
 def strided_order(size, stride):
-    """The dims from outermost to innermost when each dim steps over all that is inside it, else None."""
+    """Return the dims from outermost to innermost when each dim steps over all that is inside it, else None."""
     order = sorted((d for d, n in enumerate(size) if n > 1 and stride[d] > 0), key=lambda d: -stride[d])
     inner = 1
     for d in reversed(order):
@@ -180,7 +180,7 @@ def strided_order(size, stride):
 
 
 def strided_index(size, stride):
-    """The position in memory of every element, as i64 of shape ``size``."""
+    """Return the index in memory of every element, as i64 of shape ``size``."""
     steps = (lax.broadcasted_iota(jnp.int64, size, d) * s for d, s in enumerate(stride) if s)
     return sum(steps, start=jnp.zeros(size, jnp.int64))
 

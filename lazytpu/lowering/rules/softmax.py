@@ -10,12 +10,12 @@ aten = torch.ops.aten
 
 
 def _sum(x, dim):
-    """Sum along ``dim``, which stays as a dimension of size one."""
+    """Return the sum along ``dim``, which stays as a dimension of size one."""
     return jnp.sum(x, dim, keepdims=True) if x.ndim else x
 
 
 def _shifted(x, dim, dtype):
-    """``x - max(x)`` along ``dim`` in ``dtype``."""
+    """Return ``x - max(x)`` along ``dim`` in ``dtype``."""
     x = x.astype(dtype if x.size else jnp.float32)  # the CPU takes any dtype where there is nothing to compute
     return x - jnp.max(x, dim, keepdims=True, initial=-jnp.inf) if x.ndim else x - x
 
@@ -55,7 +55,7 @@ def log_softmax_backward(out, grad, y, dim, input_dtype):
 
 
 def _full_mask(x, mask, mask_type):
-    """The mask (true: left out) over ``x`` of [batch, heads, query, key]; type 0 is [L, L], 1 is [batch, L]."""
+    """Return the mask (true: left out) over ``x`` of [batch, heads, query, key]; type 0 is [L, L], 1 is [batch, L]."""
     if mask_type == 1 and mask.ndim == 2 and x.ndim == 4:
         mask = mask[:, None, None, :]
     return jnp.broadcast_to(mask, x.shape)
@@ -63,7 +63,7 @@ def _full_mask(x, mask, mask_type):
 
 @lowers(aten._masked_softmax.default)
 def masked_softmax(out, x, mask, dim=None, mask_type=None):
-    """Softmax over the entries whose mask is false; a row without any gives zeros."""
+    """Return the softmax over the entries whose mask is false; a row without any gives zeros."""
     dim = x.ndim - 1 if dim is None else dim
     hidden = _full_mask(x, mask, mask_type)
     y = _shifted(jnp.where(hidden, -jnp.inf, x.astype(compute_dtype(x.dtype))), dim, compute_dtype(x.dtype))

@@ -48,7 +48,7 @@ def argsort(out, x, dim=-1, descending=False, *, stable=False):
 
 
 def _best(x, axis, count, largest):
-    """The ``count`` greatest or least values and their places (i64), in order, equal ones in the order they have."""
+    """Return the ``count`` greatest or least values and their places (i64), equal ones in the order they have."""
     on_cpu, floating = target_platform() == "cpu", jnp.issubdtype(x.dtype, jnp.floating)
     if on_cpu:  # XLA's fast kernel is for f32, and takes longer than a sort where it has much to find
         n = x.shape[axis]
@@ -84,7 +84,7 @@ def topk(out, x, k, dim=-1, largest=True, sorted=True):
 
 
 def _pick(out, x, axis, values, places, at):
-    """Values and places at position ``at`` (broadcast) of the sorted axis, without that axis."""
+    """Return values and places at position ``at`` (broadcast) of the sorted axis, without that axis."""
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
     shape = [1 if d == axis else n for d, n in enumerate(x.shape)]
@@ -165,7 +165,7 @@ def mode(out, x, dim=-1, keepdim=False):
 
 
 def lower_bound(sequence, values, right=False):
-    """How many elements of sorted rows ``[..., n]`` come before each of ``values [..., m]`` (i64).
+    """Return how many elements of sorted rows ``[..., n]`` come before each of ``values [..., m]`` (i64).
 
     ``right`` counts equal elements too.  A row without leading dims serves all values.
     """

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def in_float64(fn):
-    """The rule that computes ``fn`` in float64, whatever the dtype of the result."""
+    """Return the rule that computes ``fn`` in float64, whatever the dtype of the result."""
     return lambda out, *xs: cast(fn(*operands(out, *xs, dtype=np.float64)), out.dtype)
 
 
@@ -31,7 +31,7 @@ def _i1(x):
 
 
 def _erfcx(x):
-    """exp(x^2) erfc(x); beyond 25, where erfc nears underflow, by the asymptotic series."""
+    """Return exp(x^2) erfc(x); beyond 25, where erfc nears underflow, by the asymptotic series."""
     z = 0.5 / (x * x)
     series = (1 - z * (1 - 3 * z * (1 - 5 * z * (1 - 7 * z * (1 - 9 * z))))) / (x * math.sqrt(math.pi))
     near = jnp.minimum(x, 25.0)
@@ -39,14 +39,14 @@ def _erfcx(x):
 
 
 def _log_ndtr(x):
-    """Log of the normal distribution function."""
+    """Return the log of the normal distribution function."""
     scaled = x * math.sqrt(0.5)
     low = lax.log(_erfcx(-scaled) / 2) - scaled * scaled
     return jnp.where(x < -1, low, lax.log1p(-lax.erfc(scaled) / 2))
 
 
 def _entr(x):
-    """-x log(x), continued to zero."""
+    """Return -x log(x), continued to zero."""
     beyond = jnp.where(x == 0, 0.0, -jnp.inf).astype(x.dtype)
     return jnp.where(x != x, x, jnp.where(x > 0, -x * lax.log(x), beyond))
 
@@ -55,7 +55,7 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617
 
 
 def _hurwitz(s, q):
-    """zeta(s, q) = sum of (q + k)^-s by Euler and Maclaurin from the first q + k above 30, also for q < 0."""
+    """Return zeta(s, q) = sum of (q + k)^-s by Euler and Maclaurin from the first q + k above 30, also for q < 0."""
     q = jnp.where(q > -1e6, q, q - jnp.floor(q) + 1e6)  # the terms that far below zero no longer count
 
     def more(state):
@@ -85,7 +85,7 @@ def _zeta(s, q):
 
 
 def _incomplete_gamma(fn, full):
-    """``fn`` (igamma, igammac) with eager's values at 0 and infinity; ``full`` is its value for x = inf."""
+    """Return ``fn`` (igamma, igammac) with eager's values at 0 and infinity; ``full`` is its value for x = inf."""
 
     def rule(a, x):
         value = jnp.where(
@@ -160,7 +160,7 @@ def mvlgamma(out, x, p):
 
 
 def _recurrence(first, step, *, at=None):
-    """The rule of a family of polynomials in x whose degree is a tensor.
+    """Return the rule of a family of polynomials in x whose degree is a tensor.
 
     Args:
         first: function of x giving the polynomials of degree 0 and 1.
@@ -191,12 +191,12 @@ def _recurrence(first, step, *, at=None):
 
 
 def _chebyshev(slope, shift):
-    """Polynomials with p0 = 1, p1 = slope t + shift and p(k+1) = 2 t p(k) - p(k-1)."""
+    """Return polynomials with p0 = 1, p1 = slope t + shift and p(k+1) = 2 t p(k) - p(k-1)."""
     return _recurrence(lambda t: (jnp.ones_like(t), slope * t + shift), lambda t, k, p, before: 2 * t * p - before)
 
 
 def _shifted(rule):
-    """``rule`` at 2 x - 1."""
+    """Return ``rule`` at 2 x - 1."""
     return lambda out, x, n: rule(out, 2 * operand(x, out) - 1, n)
 
 

@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def _columns(x, kernel, dilation, padding, stride):
-    """[..., channel, height, width] to [..., channel * window, places]."""
+    """Return [..., channel, height, width] to [..., channel * window, places]."""
     *lead, channels, height, width = x.shape
     pads = [(0, 0, 0)] * (len(lead) + 1) + [(p, p, 0) for p in padding]
     x = lax.pad(x, jnp.zeros((), x.dtype), pads)

@@ -19,14 +19,14 @@ MOST_TAPS = 4  # with more elements a result than this, a product with the dense
 
 
 def _scale(length, size, align_corners, scale, dtype):
-    """Distance in the input between neighbouring results."""
+    """Return the distance in the input between neighbouring results."""
     if align_corners:
         return dtype((length - 1) / (size - 1)) if size > 1 else dtype(0)
     return dtype(1 / scale) if scale is not None and scale > 0 else dtype(dtype(length) / dtype(size))
 
 
 def _sources(length, size, align_corners, scale, dtype):
-    """The place in the input of each result's centre."""
+    """Return the place in the input of each result's centre."""
     step, i = _scale(length, size, align_corners, scale, dtype), np.arange(size, dtype=dtype)
     return step * i if align_corners else step * (i + dtype(0.5)) - dtype(0.5)
 
@@ -50,7 +50,7 @@ def _linear(length, size, align_corners, scale, dtype):
 
 
 def cubic(t, a):
-    """The cubic convolution kernel (Keys, 1981) with parameter ``a``, for ``t >= 0``; arrays of numpy or jax."""
+    """Return the cubic convolution kernel (Keys, 1981) with parameter ``a``, for ``t >= 0``; arrays of numpy or jax."""
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
     return near * (t <= 1) + far * ((t > 1) & (t < 2))
@@ -66,7 +66,7 @@ def _cubic(length, size, align_corners, scale, dtype):
 
 
 def _antialiased(width, kernel):
-    """Places and weights of a filter of ``width`` elements that stretches when the image shrinks."""
+    """Return places and weights of a filter of ``width`` elements that stretches when the image shrinks."""
 
     def taps(length, size, align_corners, scale, dtype):
         step = _scale(length, size, align_corners, scale, dtype)
@@ -94,7 +94,7 @@ _lanczos_aa = _antialiased(6, _lanczos)
 
 
 def _dense(index, weights, length, dtype):
-    """The [size, length] matrix of the weights, made of comparisons so that the graph holds no large constant."""
+    """Return the [size, length] matrix of the weights, made of comparisons: the graph holds no large constant."""
     columns = jnp.arange(length)
     weights = np.ones(index.shape) if weights is None else weights
     taps = zip(index.T, weights.T, strict=True)
@@ -102,7 +102,7 @@ def _dense(index, weights, length, dtype):
 
 
 def _product(x, axis, matrix, contract):
-    """``x`` multiplied along ``axis`` with dimension ``contract`` of ``matrix``."""
+    """Return ``x`` multiplied along ``axis`` with dimension ``contract`` of ``matrix``."""
     return jnp.moveaxis(lax.dot_general(x, matrix, (((axis,), (contract,)), ((), ()))), -1, axis)
 
 
@@ -122,7 +122,7 @@ def _resample(x, axis, index, weights):
 
 
 def _narrowed(weights, dtype):
-    """Weights as the CPU keeps them, in the type of the image; of two, the first is what the second leaves."""
+    """Return weights as the CPU keeps them, in the type of the image; of two, the first is what the second leaves."""
     narrow = weights.astype(dtype)
     if narrow.dtype != weights.dtype and weights.shape[1] == 2:
         narrow[:, 0] = 1 - narrow[:, 1]
@@ -130,14 +130,14 @@ def _narrowed(weights, dtype):
 
 
 def _along_each(taps, spatial, sizes, align_corners, scales, dtype):
-    """Places and weights for every dimension."""
+    """Return places and weights for every dimension."""
     scales = (*scales, *[None] * (len(sizes) - len(scales)))
     for length, size, scale in zip(spatial, sizes, scales, strict=True):
         yield taps(length, size, align_corners, scale, np.dtype(dtype).type)
 
 
 def _upsampling(taps, aligns):
-    """The rules of one mode and of its gradient; ``aligns`` tells whether the op has ``align_corners``."""
+    """Return the rules of one mode and of its gradient; ``aligns`` tells whether the op has ``align_corners``."""
 
     def forward(out, x, output_size, *how, **_):
         align, scales = (how[0], how[1:]) if aligns else (False, how)

@@ -12,7 +12,7 @@ def _arguments(op):
 
 
 def _pairs():
-    """Overloads of ``aten.*_copy`` without a rule, each with the rule of the view op of the same arguments."""
+    """Return overloads of ``aten.*_copy`` without a rule, each with the rule of the view op of the same arguments."""
     for full in torch._C._dispatch_get_all_op_names():
         packet, _, name = full.removeprefix("aten::").partition(".")
         if not full.startswith("aten::") or not packet.endswith("_copy"):

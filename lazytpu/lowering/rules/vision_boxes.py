@@ -20,7 +20,7 @@ _BLOCK = 512
 
 
 def _types(dets, scores, iou_threshold):
-    """Checks the arguments as torchvision does."""
+    """Return Check the arguments as torchvision does."""
     torch._check(dets.dim() == 2, lambda: f"boxes should be a 2d tensor, got {dets.dim()}D")
     torch._check(dets.size(1) == 4, lambda: f"boxes should have 4 elements in dimension 1, got {dets.size(1)}")
     torch._check(scores.dim() == 1, lambda: f"scores should be a 1d tensor, got {scores.dim()}D")
@@ -39,7 +39,7 @@ library.impl("nms", _types, "Meta")
 
 
 def _overlap(a, b):
-    """Intersection over union of boxes a [M,4] and b [N,4]."""
+    """Return the intersection over union of boxes a [M,4] and b [N,4]."""
     area_a, area_b = ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1]) for x in (a, b))
     low = jnp.maximum(a[:, None, :2], b[None, :, :2])
     high = jnp.minimum(a[:, None, 2:], b[None, :, 2:])
@@ -49,7 +49,7 @@ def _overlap(a, b):
 
 
 def _kept(boxes, threshold):
-    """Which of the boxes, best first, stay."""
+    """Return which of the boxes, best first, stay."""
     n = boxes.shape[0]
     size = min(_BLOCK, n)
     blocks = -(-n // size)
@@ -78,7 +78,7 @@ def _kept(boxes, threshold):
 
 @lowers(torch.ops.lazytpu.nms.default, dynamic="iou_threshold")
 def nms(out, dets, scores, iou_threshold):
-    """The places of the boxes that stay, best first, filled up with the others; and how many stay."""
+    """Return the places of the boxes that stay, best first, filled up with the others; and how many stay."""
     if not scores.size:
         return jnp.zeros((0,), jnp.int64), jnp.int64(0)
     _, order = sorted_pair(scores, 0, descending=True)

@@ -9,7 +9,7 @@ from lazytpu.lowering.support.operands import compute_dtype
 
 
 def _sample(planes, y, x):
-    """``planes`` [H,W,C] at points y, x (of any shape), bilinear, zero outside."""
+    """Return ``planes`` [H,W,C] at points y, x (of any shape), bilinear, zero outside."""
     height, width = planes.shape[:2]
     y0, x0 = jnp.floor(y), jnp.floor(x)
     total = 0

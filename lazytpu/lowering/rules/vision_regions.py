@@ -12,7 +12,7 @@ from lazytpu.lowering.support.operands import compute_dtype, quotient
 
 
 def _align(rois, scale, pooled, ratio, offset, least):
-    """Where the bins of each region lie: start [K,1], size of a bin [K,1] and points in it [K,1], of y and of x."""
+    """Return where the bins of each region lie: start, size of a bin and points in it, [K,1] each, of y and of x."""
     scale, found = jnp.asarray(scale, rois.dtype), []
     for low, high, n in ((2, 4, pooled[0]), (1, 3, pooled[1])):
         start = rois[:, low] * scale - offset
@@ -28,7 +28,7 @@ def _align(rois, scale, pooled, ratio, offset, least):
 
 
 def _corners(start, bin_size, points, point, n, size):
-    """The two neighbours [K,n] of the ``point``-th point of each bin along one axis, and their weights."""
+    """Return the two neighbours [K,n] of the ``point``-th point of each bin along one axis, and their weights."""
     at = start + jnp.arange(n, dtype=start.dtype) * bin_size
     at = at + (point[:, None] + jnp.asarray(0.5, at.dtype)) * bin_size / points.astype(at.dtype)
     inside = (at >= -1) & (at <= size)
@@ -40,7 +40,7 @@ def _corners(start, bin_size, points, point, n, size):
 
 
 def _each_point(rois, where, pooled, size, state, visit):
-    """Calls ``state = visit(state, y [K,ph,1], x [K,1,pw], weight [K,ph,pw])`` for each corner of each point."""
+    """Call ``state = visit(state, y [K,ph,1], x [K,1,pw], weight [K,ph,pw])`` for each corner of each point."""
     (y0, dy, ny), (x0, dx, nx) = where
     count = jnp.maximum(ny * nx, 1)[:, 0]
 
@@ -101,13 +101,13 @@ def roi_align_backward(
 
 
 def _channel_of(out_channels, pooled):
-    """The input channel of each output channel and bin, i32[c,ph,pw]: each bin has channels of its own."""
+    """Return the input channel of each output channel and bin, i32[c,ph,pw]: each bin has channels of its own."""
     n = out_channels * pooled[0] * pooled[1]
     return jnp.arange(n, dtype=jnp.int32).reshape(out_channels, *pooled)
 
 
 def _position_sensitive(out, x, rois, pooled, pool):
-    """The results of pooling with channels of its own for each bin: the values, and the channel of each.
+    """Return the results of pooling with channels of its own for each bin: the values, and the channel of each.
 
     Args:
         pool: gives the values, of ``(rois, read, zeros)``; ``read(y, x)`` is what a place of the bins' channels holds.
@@ -164,7 +164,7 @@ def _away_from_zero(x):
 
 
 def _pixels(start, size, n, limit):
-    """First pixel and the one past the last [K,n] of each of ``n`` bins along one axis."""
+    """Return first pixel and the one past the last [K,n] of each of ``n`` bins along one axis."""
     low, high = (jnp.arange(n, dtype=size.dtype) + k for k in (0, 1))
     bin_size = quotient(size, jnp.full_like(size, n))[:, None]
     low, high = jnp.floor(low * bin_size), jnp.ceil(high * bin_size)
@@ -172,7 +172,7 @@ def _pixels(start, size, n, limit):
 
 
 def _each_pixel(ys, xs, state, visit):
-    """Calls ``state = visit(state, y [K,ph,1], x [K,1,pw], inside [K,ph,pw])`` for each pixel of the bins."""
+    """Call ``state = visit(state, y [K,ph,1], x [K,1,pw], inside [K,ph,pw])`` for each pixel of the bins."""
     (y0, y1), (x0, x1) = ys, xs
     rows, columns = jnp.max(y1 - y0, initial=0), jnp.max(x1 - x0, initial=0)
 
@@ -222,7 +222,7 @@ def roi_pool_backward(out, grad, rois, argmax, scale, pooled_height, pooled_widt
 
 
 def _position_bins(rois, scale, pooled, size):
-    """The pixels of the bins of ps_roi_pool."""
+    """Return the pixels of the bins of ps_roi_pool."""
     scale, found = jnp.asarray(scale, rois.dtype), []
     for low, high, n, limit in ((2, 4, pooled[0], size[0]), (1, 3, pooled[1], size[1])):
         start = _away_from_zero(rois[:, low] * scale)

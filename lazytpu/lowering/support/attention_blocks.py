@@ -10,7 +10,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import forced, target_platform
 
-SCORE_BYTES = 4 << 20  # of one turn of the loop
+SCORE_BYTES = 4 << 20  # of one iteration of the loop
 WHOLE_BYTES = 16 << 20  # scores of fewer are computed at once
 SPANS = 8
 _FEWEST_ROWS = 64
@@ -18,7 +18,7 @@ _SALT = 0x9E3779B97F4A7C15
 
 
 def rows_at_a_time(q, k):
-    """How many rows of ``q`` [..., queries, width] make one turn against ``k``; 0 where all are taken at once."""
+    """Return how many rows of ``q`` [..., queries, width] one iteration takes; 0 where all are taken at once."""
     how = forced("whole_attention", "blocked_attention")
     bytes_of_row = 4 * q.size // max(1, q.shape[-1] * q.shape[-2]) * k.shape[-2]
     if how == "whole_attention" or (
@@ -30,7 +30,7 @@ def rows_at_a_time(q, k):
 
 
 def spans(queries, keys, rows, is_causal):
-    """(first row, row behind the last, keys that they look at) of each span."""
+    """Return (first row, row behind the last, keys that they look at) of each span."""
     if not is_causal:
         return [(0, queries, keys)]
     length = rows * max(1, -(-queries // (rows * SPANS)))
@@ -39,26 +39,26 @@ def spans(queries, keys, rows, is_causal):
 
 
 def some_rows(x, first, count):
-    """Rows of [..., rows, width]; all of an array with one row for all."""
+    """Return rows of [..., rows, width]; all of an array with one row for all."""
     return x if x is None or x.shape[-2] == 1 else lax.dynamic_slice_in_dim(x, first, count, x.ndim - 2)
 
 
 def key_of(rng, first):
-    """The random key of the rows from ``first`` on."""
+    """Return the random key of the rows from ``first`` on."""
     if rng is None:
         return None
     salt = (jnp.asarray(first).astype(jnp.uint64) + jnp.uint64(1)) * jnp.uint64(_SALT)
     return rng.at[0].set(rng[0] ^ salt)
 
 
-def turns(span, rows):
-    """How many whole turns a span takes, and the first row and the count of the rest."""
+def iterations(span, rows):
+    """Return how many whole iterations a span takes, and the first row and the count of the rest."""
     start, end, _ = span
     count = (end - start) // rows
     return count, start + count * rows, end - start - count * rows
 
 
 def joined(parts):
-    """[turn, ..., rows, width] as [..., turns * rows, width]."""
+    """Return [iteration, ..., rows, width] as [..., iterations * rows, width]."""
     parts = jnp.moveaxis(parts, 0, -3)
     return parts.reshape(*parts.shape[:-3], -1, parts.shape[-1])

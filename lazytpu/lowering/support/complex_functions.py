@@ -14,7 +14,7 @@ from lazytpu.lowering.support.operands import is_complex
 
 
 def _patched(of_numbers, patch):
-    """``of_numbers``; where it is given complex numbers, ``patch`` mends the parts of its result.
+    """Return ``of_numbers``; where it is given complex numbers, ``patch`` mends the parts of its result.
 
     Args:
         of_numbers: a function of lax.
@@ -39,7 +39,7 @@ def _of_exp(x, y, re, im):
 
 
 def _times(a, b):
-    """``a b``, which a zero makes zero, whatever the other is."""
+    """Return ``a b``, which a zero makes zero, whatever the other is."""
     return jnp.where((a == 0) | (b == 0), jnp.copysign(1, a) * jnp.copysign(1, b) * 0, a * b)
 
 
@@ -68,7 +68,7 @@ sgn = _patched(lax.sign, lambda x, y, re, im: [jnp.where((x == 0) & (y == 0), 0,
 
 
 def _turned(of_numbers, hyperbolic):
-    """``hyperbolic(i z) / i`` for complex numbers, else ``of_numbers``."""
+    """Return ``hyperbolic(i z) / i`` for complex numbers, else ``of_numbers``."""
 
     def function(z):
         if not is_complex(z.dtype):
@@ -96,13 +96,13 @@ def exp2(z):
 
 
 def absolute(z):
-    """The length of a complex number: infinite where a part is, whatever the other."""
+    """Return the length of a complex number: infinite where a part is, whatever the other."""
     unbounded = jnp.isinf(lax.real(z)) | jnp.isinf(lax.imag(z))
     return jnp.where(unbounded, jnp.asarray(jnp.inf, lax.real(z).dtype), lax.abs(z))
 
 
 def power(x, n):
-    """x ** n; of a positive real number, a real power is real."""
+    """Return x ** n; of a positive real number, a real power is real."""
     real = (lax.imag(x) == 0) & (lax.real(x) > 0) & (lax.imag(n) == 0) & jnp.isfinite(lax.real(n))
     of_real = lax.pow(jnp.where(real, lax.real(x), 1), lax.real(n))
     result = jnp.where(real, lax.complex(of_real, jnp.zeros_like(of_real)), lax.pow(x, n))

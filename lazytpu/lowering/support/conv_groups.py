@@ -16,18 +16,18 @@ from lazytpu.lowering.support.conv_matmul import _framed, _loop, _offsets
 
 
 def _split(x, groups, axis):
-    """The groups of ``axis`` as a new first dimension."""
+    """Return the groups of ``axis`` as a new first dimension."""
     return jnp.moveaxis(x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :]), axis, 0)
 
 
 def _joined(x, axis):
-    """The inverse of ``_split``."""
+    """Return the inverse of ``_split``."""
     x = jnp.moveaxis(x, 0, axis)
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 def _each_tap(x, sizes, stride, offsets):
-    """The taps of ``x`` [image, channel, *spatial], each of spatial ``sizes``."""
+    """Return the taps of ``x`` [image, channel, *spatial], each of spatial ``sizes``."""
     for tap in itertools.product(*offsets):
         limit = (*x.shape[:2], *(t + (n - 1) * s + 1 for t, n, s in zip(tap, sizes, stride, strict=True)))
         yield lax.slice(x, (0, 0, *tap), limit, (1, 1, *stride))
@@ -77,13 +77,13 @@ def weight_gradient(grad, x, kernel, stride, padding, dilation, groups):
     grad = grad.reshape(images, groups, -1, *sizes)
     dims = (0, *range(3, grad.ndim))
     # A loop, so that XLA writes the frame once and does not pad again at every tap.
-    turns = next((c for c in (2, 3, 5, 7) if images % c == 0), 1)
-    count = images // turns
+    iterations = next((c for c in (2, 3, 5, 7) if images % c == 0), 1)
+    count = images // iterations
 
     def body(i, total):
         part, of_part = (lax.dynamic_slice_in_dim(a, i * count, count, 0) for a in (framed, grad))
         taps = _each_tap(part, sizes, stride, offsets)
         return total + jnp.stack([jnp.sum(tap[:, :, None] * of_part, dims) for tap in taps], -1)
 
-    total = _loop(turns, body, jnp.zeros((groups, grad.shape[2], int(np.prod(kernel))), x.dtype))
+    total = _loop(iterations, body, jnp.zeros((groups, grad.shape[2], int(np.prod(kernel))), x.dtype))
     return total.reshape(-1, 1, *kernel)

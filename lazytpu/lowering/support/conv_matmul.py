@@ -24,12 +24,12 @@ _shared = partial(jax.jit, static_argnums=(2, 3, 4, 5))
 
 
 def _offsets(kernel, padding, dilation):
-    """Where each tap of each dimension begins in the input."""
+    """Return where each tap of each dimension begins in the input."""
     return [[j * d - p for j in range(k)] for k, p, d in zip(kernel, padding, dilation, strict=True)]
 
 
 def _framed(x, sizes, stride, offsets):
-    """``x`` padded so that no tap leaves it, and the offsets counted from its new corner."""
+    """Return ``x`` padded so that no tap leaves it, and the offsets counted from its new corner."""
     pads, moved = [(0, 0, 0)] * (x.ndim - len(sizes)), []
     for length, size, s, offset in zip(x.shape[-len(sizes) :], sizes, stride, offsets, strict=True):
         low = max(0, -min(offset))
@@ -39,7 +39,7 @@ def _framed(x, sizes, stride, offsets):
 
 
 def _laid(columns, x, stride, offsets):
-    """The ``columns`` [channel, tap, image, *sizes] of x [channel, image, *spatial], over what they held before.
+    """Return the ``columns`` [channel, tap, image, *sizes] of x [channel, image, *spatial], over what they held before.
 
     In a loop over the taps: XLA compiles one copy, where it would compile another one for each slice.
     """
@@ -61,30 +61,30 @@ def _laid(columns, x, stride, offsets):
 
 
 def _images_at_a_time(images, places, rows, itemsize):
-    """The divisor of ``images`` that makes products of about ``PLACES`` columns within ``COLUMN_BYTES``."""
+    """Return the divisor of ``images`` that makes products of about ``PLACES`` columns within ``COLUMN_BYTES``."""
     most = max(1, min(-(-PLACES // places), COLUMN_BYTES // (places * rows * itemsize)))
     return max(c for c in range(1, min(most, images) + 1) if images % c == 0)
 
 
 def _loop(count, body, init):
-    """``lax.fori_loop``, or just its body where there is one turn."""
+    """Return ``lax.fori_loop``, or just its body where there is one iteration."""
     return body(0, init) if count == 1 else lax.fori_loop(0, count, body, init)
 
 
 def _taken(x, i, count):
-    """``count`` images from the ``i``-th group on, as [channel, image, *spatial]."""
+    """Return ``count`` images from the ``i``-th group on, as [channel, image, *spatial]."""
     part = x if count == len(x) else lax.dynamic_slice_in_dim(x, i * count, count, 0)
     return jnp.swapaxes(part, 0, 1) if count > 1 else part.reshape(part.shape[1], 1, *part.shape[2:])
 
 
 def _product(x, w, sizes, stride, offsets):
-    """Sum over channels c and taps t of ``w[o, c, t] * x[n, c, i * stride + offset[t]]``, as [n, o, *i]."""
+    """Return the sum over channels c and taps t of ``w[o, c, t] * x[n, c, i * stride + offset[t]]``, as [n, o, *i]."""
     images, rows, places = len(x), w.shape[1] * w.shape[2], int(np.prod(sizes))
     x, offsets = _framed(x, sizes, stride, offsets)
     matrix = w.reshape(len(w), rows)
     count = _images_at_a_time(images, places, rows, x.dtype.itemsize)
 
-    def body(i, carried):  # the columns too: another turn fills the same memory
+    def body(i, carried):  # the columns too: another iteration fills the same memory
         y, columns = carried
         columns = _laid(columns, _taken(x, i, count), stride, offsets)
         part = lax.dot(matrix, columns.reshape(rows, count * places)).reshape(len(w), count, places)
@@ -98,13 +98,13 @@ def _product(x, w, sizes, stride, offsets):
 
 @_shared
 def forward(x, w, sizes, stride, padding, dilation):
-    """The convolution of x [image, channel, *spatial] with w [out, channel, *kernel], of spatial ``sizes``."""
+    """Return the convolution of x [image, channel, *spatial] with w [out, channel, *kernel], of spatial ``sizes``."""
     offsets = _offsets(w.shape[2:], padding, dilation)
     return _product(x, w.reshape(*w.shape[:2], -1), sizes, stride, offsets)
 
 
 def _folded(columns, spatial, sizes, stride, offsets):
-    """The transpose of ``_laid``: each tap is laid out over the input it came from, and all are added."""
+    """Return the transpose of ``_laid``: each tap is laid out over the input it came from, and all are added."""
     zero, total = jnp.zeros((), columns.dtype), None
     for t, tap in enumerate(itertools.product(*offsets)):
         pads = [(o, n - o - (m - 1) * s - 1, s - 1) for o, n, m, s in zip(tap, spatial, sizes, stride, strict=True)]
@@ -115,7 +115,7 @@ def _folded(columns, spatial, sizes, stride, offsets):
 
 @_shared
 def input_gradient(grad, w, spatial, stride, padding, dilation):
-    """The transpose of ``forward`` in x, whose spatial sizes are ``spatial``."""
+    """Return the transpose of ``forward`` in x, whose spatial sizes are ``spatial``."""
     images, sizes, places, channels = len(grad), grad.shape[2:], int(np.prod(grad.shape[2:])), w.shape[1]
     taps = int(np.prod(w.shape[2:]))
     matrix, rows = w.reshape(len(w), channels * taps), channels * taps
@@ -138,7 +138,7 @@ def input_gradient(grad, w, spatial, stride, padding, dilation):
 
 @_shared
 def weight_gradient(grad, x, kernel, stride, padding, dilation):
-    """The transpose of ``forward`` in w, whose kernel is ``kernel``."""
+    """Return the transpose of ``forward`` in w, whose kernel is ``kernel``."""
     sizes, images = grad.shape[2:], len(x)
     rows, places = x.shape[1] * int(np.prod(kernel)), int(np.prod(sizes))
     count = _images_at_a_time(images, places, rows, x.dtype.itemsize)

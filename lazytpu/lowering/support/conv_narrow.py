@@ -14,13 +14,13 @@ from lazytpu.lowering.support.operands import rounded
 
 
 def takes_plain_kernel(dtype, stride, output_padding):
-    """Whether the CPU does so for ``dtype``: always for float16, else where a transposed result is padded widely."""
+    """Return whether the CPU does so: always for float16, for bfloat16 where a transposed result is padded widely."""
     wide = any(p >= s for p, s in zip(output_padding, stride, strict=True))
     return dtype == jnp.float16 or dtype == jnp.bfloat16 and wide
 
 
 def transposed(x, w, shape, dtype, stride, padding, dilation, groups):
-    """The transposed convolution of f32 arrays, rounded to ``dtype`` after each tap, in their order.
+    """Return the transposed convolution of f32 arrays, rounded to ``dtype`` after each tap, in their order.
 
     Args:
         x: [batch, in, *spatial].
@@ -55,7 +55,7 @@ def transposed(x, w, shape, dtype, stride, padding, dilation, groups):
 
 
 def summed_by_element(of_element, batches, shape, dtype):
-    """The sum, rounded to ``dtype`` after each element, of what ``of_element`` gives for each element of f32 arrays.
+    """Return the sum, rounded to ``dtype`` after each element, of ``of_element`` of each element of f32 arrays.
 
     Args:
         of_element: a function of arrays like ``batches`` with a batch of one.

@@ -1,51 +1,58 @@
-"""Brings the operands of a pointwise op to one dtype and one shape, as eager torch on the CPU does."""
+"""Bring the operands of a pointwise op to one dtype and one shape, as eager torch on the CPU does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import torch
 from jax import lax
 
 from lazytpu import dtypes
+
+Operand: TypeAlias = jax.Array | bool | int | float | complex
+"""An operand of a pointwise op: an array, or a number that the graph has as a constant."""
+Dtype: TypeAlias = npt.DTypeLike
+Rounding: TypeAlias = Callable[[jax.Array], jax.Array]
 
 _HALF = frozenset(map(np.dtype, (jnp.bfloat16, jnp.float16)))
 _NUMBER = frozenset(map(np.dtype, ("float64", "int64", "bool", "complex128")))
 _F32, _F64, _BOOL = np.dtype("float32"), np.dtype("float64"), np.dtype("bool")
 
 
-def compute_dtype(dtype: Any) -> np.dtype:
-    """The dtype eager computes in: float32 for the half types, else the type itself."""
+def compute_dtype(dtype: Dtype) -> np.dtype:
+    """Return the dtype that eager computes in: float32 for the half types, else the type itself."""
     dtype = np.dtype(dtype)
     return _F32 if dtype in _HALF or dtype.itemsize == 1 and is_floating(dtype) else dtype
 
 
-def is_floating(dtype: Any) -> bool:
-    """Whether ``dtype`` is a real floating type."""
+def is_floating(dtype: Dtype) -> bool:
+    """Return whether ``dtype`` is a real floating type."""
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
-def is_complex(dtype: Any) -> bool:
-    """Whether ``dtype`` is a complex type."""
+def is_complex(dtype: Dtype) -> bool:
+    """Return whether ``dtype`` is a complex type."""
     return bool(jnp.issubdtype(dtype, jnp.complexfloating))
 
 
-def is_integral(dtype: Any) -> bool:
-    """Whether ``dtype`` is an integer type (not bool)."""
+def is_integral(dtype: Dtype) -> bool:
+    """Return whether ``dtype`` is an integer type (not bool)."""
     return bool(jnp.issubdtype(dtype, jnp.integer))
 
 
-def cast(x: Any, dtype: Any) -> Any:
-    """``x`` (an array or a Python number) as an array of ``dtype``, with the conversions of eager torch."""
+def cast(x: Operand, dtype: Dtype) -> jax.Array:
+    """Return ``x`` as an array of ``dtype``, with the conversions of eager torch."""
     dtype = np.dtype(dtype)
     if not hasattr(x, "dtype"):
-        x = np.array(x).astype(dtype) if type(x) is int and is_integral(dtype) else x  # wraps around, as in C
-        return jnp.asarray(x, dtype) if isinstance(x, complex) or dtype != _BOOL else jnp.asarray(bool(x))
+        if dtype == _BOOL and not isinstance(x, complex):
+            x = bool(x)
+        return jnp.asarray(_wrapped(x, dtype) if isinstance(x, int) and is_integral(dtype) else x, dtype)
     if x.dtype == dtype:
         return x
     if is_complex(x.dtype) and not is_complex(dtype) and dtype != _BOOL:
@@ -59,8 +66,13 @@ def cast(x: Any, dtype: Any) -> Any:
     return lax.convert_element_type(x, dtype)
 
 
-def spread(x: Any, shape: tuple[int, ...]) -> Any:
-    """``x`` broadcast to ``shape``."""
+def _wrapped(x: int, dtype: np.dtype) -> np.ndarray:
+    """Return a number in an integer ``dtype``, modulo its range, as one is wrapped that is an input of the graph."""
+    return np.asarray(x % (1 << 8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)
+
+
+def spread(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Return ``x`` broadcast to ``shape``."""
     if x.shape == tuple(shape):
         return x
     lead = len(shape) - x.ndim
@@ -71,8 +83,8 @@ def spread(x: Any, shape: tuple[int, ...]) -> Any:
     return lax.broadcast_in_dim(x, shape, [lead + i for i in kept])
 
 
-def operand(x: Any, out: Any, dtype: Any = None) -> Any:
-    """``x`` in the dtype that ``out`` is computed in (or ``dtype``) and in its shape.
+def operand(x: Operand, out: jax.ShapeDtypeStruct, dtype: Dtype | None = None) -> jax.Array:
+    """Return ``x`` in the dtype that ``out`` is computed in (or ``dtype``) and in its shape.
 
     Without ``dtype`` it has the values of the dtype of ``out``: eager makes halves of numbers and wider tensors first.
     """
@@ -83,13 +95,13 @@ def operand(x: Any, out: Any, dtype: Any = None) -> Any:
     return spread(cast(x, dtype), out.shape)
 
 
-def operands(out: Any, *xs: Any, dtype: Any = None) -> list[Any]:
-    """Each of ``xs`` as ``operand`` gives it."""
+def operands(out: jax.ShapeDtypeStruct, *xs: Operand, dtype: Dtype | None = None) -> list[jax.Array]:
+    """Return each of ``xs`` as ``operand`` does."""
     return [operand(x, out, dtype) for x in xs]
 
 
-def rounded(x: Any, dtype: Any) -> Any:
-    """``x`` with the values that the floating ``dtype`` can hold; a cast back and forth XLA would leave out."""
+def rounded(x: jax.Array, dtype: Dtype) -> jax.Array:
+    """Return ``x`` with the values that the floating ``dtype`` can hold; XLA would leave out a cast back and forth."""
     if x.dtype == dtype:
         return x
     if dtype == jnp.float16:
@@ -99,8 +111,8 @@ def rounded(x: Any, dtype: Any) -> Any:
 
 
 @jax.custom_vjp
-def _rounded_to_float16(x: Any) -> Any:
-    """XLA takes what is below the smallest normal number to zero; float16 counts on in steps of 2 ** -24 there."""
+def _rounded_to_float16(x: jax.Array) -> jax.Array:
+    """Round below the smallest normal number too, where XLA has zero and float16 steps of 2 ** -24."""
     tiny, step = lax.full_like(x, 2.0**-14), lax.full_like(x, 2.0**-24)
     whole = lax.round(x / step, lax.RoundingMethod.TO_NEAREST_EVEN) * step
     return lax.select(lax.lt(lax.abs(x), tiny), whole, lax.reduce_precision(x, 5, 10))
@@ -109,26 +121,38 @@ def _rounded_to_float16(x: Any) -> Any:
 _rounded_to_float16.defvjp(lambda x: (_rounded_to_float16(x), None), lambda _, grad: (_rounded_to_float16(grad),))
 
 
-def rounding(dtype: Any) -> Callable[[Any], Any]:
-    """What eager does to the result of each step of a formula that it computes in the half type ``dtype``."""
+def rounding(dtype: Dtype | None) -> Rounding:
+    """Return what eager does to the result of each step of a formula that it computes in the half type ``dtype``."""
     return partial(rounded, dtype=dtype) if dtype in _HALF else lambda x: x
 
 
-def quotient(x: Any, y: Any) -> Any:
-    """``x / y``, rounded once.
+def as_computed(x: jax.Array) -> jax.Array:
+    """Return ``x`` such that XLA does not look behind it, at what it was computed from.
+
+    XLA would make ``x`` of ``log(exp(x))``, and ``abs(x)`` of ``sqrt(x * x)``, also where ``exp(x)`` and ``x * x``
+    overflow.  It does not look behind a reduction to a higher precision than the type has, for which it makes no code.
+    """
+    if not is_floating(x.dtype):
+        return x
+    info = jnp.finfo(x.dtype)
+    return lax.reduce_precision(x, info.nexp, info.nmant + 1)
+
+
+def quotient(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return ``x / y``, rounded once.
 
     XLA multiplies by the inverse where the divisor is one number for the whole array, so that 41 / 41 is less than 1.
     A divisor that depends on ``x``, if only to be NaN where ``x`` is and the result anyway, it divides by.
     """
     if x.dtype not in (_F32, _F64):
         return lax.div(x, y)
-    return lax.div(x, lax.select(lax.eq(x, x), y, x))
+    return as_computed(lax.div(x, lax.select(lax.eq(x, x), y, x)))
 
 
-def pointwise(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule that computes ``fn`` of all its operands in the dtype of the result."""
+def pointwise(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Return the rule that computes ``fn`` of all its operands in the dtype of the result."""
 
-    def rule(out: Any, *xs: Any) -> Any:
+    def rule(out: jax.ShapeDtypeStruct, *xs: Operand) -> jax.Array:
         return cast(fn(*operands(out, *xs)), out.dtype)
 
     return rule
@@ -142,15 +166,15 @@ def _join(a: torch.dtype | None, b: torch.dtype) -> torch.dtype:
     return b if a is None else torch.promote_types(a, b)
 
 
-def result_dtype(*xs: Any) -> np.dtype:
-    """The dtype in which eager compares ``xs``: tensors first, then 0-d tensors, then numbers.
+def result_dtype(*xs: Operand) -> np.dtype:
+    """Return the dtype in which eager compares ``xs``: tensors first, then 0-d tensors, then numbers.
 
     A 0-d array of f64, i64, bool or c128 may be a number the user wrote or a tensor; it is taken for a number
     of the default width where that makes a difference between float types.
     """
     groups: list[list[torch.dtype]] = [[], [], []]
     for x in xs:
-        dtype = np.dtype(x.dtype) if hasattr(x, "dtype") else np.asarray(x).dtype
+        dtype = np.dtype(x.dtype if isinstance(x, jax.Array) else np.asarray(x).dtype)
         rank = 0 if getattr(x, "ndim", 0) else 2 if dtype in _NUMBER else 1
         groups[rank].append(dtypes.to_torch(dtype))
     result = reduce(_join, groups[0], None) if groups[0] else None

@@ -9,7 +9,7 @@ from jax import lax
 
 
 def order_key(x, descending=False):
-    """Whole numbers in the order of ``x``: both zeros are equal, and all NaNs, which are the greatest."""
+    """Return whole numbers in the order of ``x``: both zeros are equal, and all NaNs, which are the greatest."""
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.int8)
     if jnp.issubdtype(x.dtype, jnp.floating):
@@ -21,7 +21,7 @@ def order_key(x, descending=False):
 
 
 def _halves(key):
-    """What of a key is compared first, and what decides then if the key has 64 bits: i64 of 32 bits, with a sign."""
+    """Return what of a key is compared first and, for keys of 64 bits, what decides then: i64 of 32 bits, signed."""
     wide, signed = key.dtype.itemsize == 8, jnp.issubdtype(key.dtype, jnp.signedinteger)
     middle = jnp.int64(1 << 31)
     upper = (key >> 32 if wide else key).astype(jnp.int64)
@@ -36,12 +36,12 @@ def _sorted_places(half, axis):
 
 
 def at_places(x, places, axis):
-    """Elements of ``x`` at places along ``axis`` that are surely there."""
+    """Return elements of ``x`` at places along ``axis`` that are surely there."""
     return jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
 
 
 def places_in_order(key, axis):
-    """Places (i64) along ``axis`` in the order of whole numbers, equal ones in the order they have."""
+    """Return places (i64) along ``axis`` in the order of whole numbers, equal ones in the order they have."""
     upper, lower = _halves(key)
     if lower is None:
         return _sorted_places(upper, axis)

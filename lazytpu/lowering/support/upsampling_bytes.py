@@ -12,7 +12,7 @@ MOST_PRECISION = 22
 
 
 def _precision(largest):
-    """Bits after the point of the weights, of which ``largest`` is the largest."""
+    """Return bits after the point of the weights, of which ``largest`` is the largest."""
     bits = 0
     while bits < MOST_PRECISION and int(0.5 + largest * (1 << bits + 1)) < 1 << 15:
         bits += 1
@@ -20,7 +20,7 @@ def _precision(largest):
 
 
 def byte_weights(index, weights, length):
-    """The [size, length] matrix of integer weights, and their bits after the point.
+    """Return the [size, length] matrix of integer weights, and their bits after the point.
 
     Args:
         index: places in the input, [size, taps].
@@ -38,7 +38,7 @@ def byte_weights(index, weights, length):
 
 
 def resample_bytes(x, axis, index, weights):
-    """``x``, u8, resampled along ``axis``."""
+    """Return ``x``, u8, resampled along ``axis``."""
     matrix, bits = byte_weights(index, weights, x.shape[axis])
     if not bits:
         return x
