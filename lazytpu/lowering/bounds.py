@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazytpu.lowering.registry import Args, Kwargs
+from lazytpu.lowering.registry import Arg, Kwargs
 from lazytpu.lowering.support.operands import Operand, cast, is_integral, result_dtype
 
 aten = torch.ops.aten
@@ -26,14 +26,14 @@ class Indices(NamedTuple):
     """A tensor of indices into a dimension.
 
     Attributes:
-        index: the indices, integers of any shape.
+        at: the indices, integers of any shape.
         size: of the dimension; indices from ``lowest`` to ``size - 1`` are in range.
         dim: the dimension, for the message, or `DIVISOR`.
         lowest: 0, or ``-size`` where torch counts negative indices from the end.
         ignored: an index that is allowed whatever it is.
     """
 
-    index: jax.Array
+    at: jax.Array
     size: int
     dim: int = 0
     lowest: int = 0
@@ -49,10 +49,12 @@ def _list(x: jax.Array, indices: Sequence[jax.Array | None], *_: object, **__: o
     """Yield the indices of ``x[i, :, j]``; a mask takes as many dimensions as it has, of its own sizes."""
     dim = 0
     for i in indices:
-        mask = i is not None and i.dtype in (jnp.bool_, jnp.uint8)
-        if i is not None and not mask:
+        if i is not None and i.dtype in (jnp.bool_, jnp.uint8):
+            dim += i.ndim
+            continue
+        if i is not None:
             yield Indices(i, x.shape[dim], dim, -x.shape[dim])
-        dim += i.ndim if mask else 1
+        dim += 1
 
 
 def _along(x: jax.Array, dim: int, index: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
@@ -153,7 +155,7 @@ def is_checked(op: torch._ops.OpOverload) -> bool:
     return op in _CHECKED
 
 
-def report_rows(op: torch._ops.OpOverload, node: int, args: Args, kwargs: Kwargs) -> list[jax.Array]:
+def report_rows(op: torch._ops.OpOverload, node: int, args: Sequence[Arg], kwargs: Kwargs) -> list[jax.Array]:
     """Return the rows of the report for one op, i64[4] each.
 
     Args:
@@ -162,11 +164,11 @@ def report_rows(op: torch._ops.OpOverload, node: int, args: Args, kwargs: Kwargs
         args, kwargs: its aten arguments, jax arrays for tensors.
     """
     check = _CHECKED.get(op)
-    return [_row(node, found) for found in check(*args, **kwargs) if found.index.size] if check is not None else []
+    return [_row(node, found) for found in check(*args, **kwargs) if found.at.size] if check is not None else []
 
 
 def _row(node: int, found: Indices) -> jax.Array:
-    index = lax.convert_element_type(jnp.asarray(found.index).reshape(-1), jnp.int64)
+    index = lax.convert_element_type(jnp.asarray(found.at).reshape(-1), jnp.int64)
     bad = index == 0 if found.dim == DIVISOR else (index < found.lowest) | (index >= found.size)
     if found.ignored is not None:
         bad &= index != found.ignored

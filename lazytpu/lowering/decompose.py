@@ -5,8 +5,8 @@ This happens at lowering time, so the recorded graph shows what the user called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -52,15 +52,15 @@ def _is_composite(op: OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
 
 
-class Undecomposed(dict[object, Decomposition]):
+class Undecomposed(dict[OpOverload, Decomposition]):
     """Decompositions of every op that has no rule, for make_fx."""
 
     def __init__(self) -> None:
-        table: dict[object, Decomposition] = dict(decomposition_table)
+        table = cast("dict[OpOverload, Decomposition]", decomposition_table)
         super().__init__((op, f) for op, f in table.items() if rule_of(op) is None)
 
 
-def trace_decomposition(op: OpOverload, args: Args, kwargs: Kwargs) -> torch.fx.GraphModule:
+def trace_decomposition(op: OpOverload, args: Sequence[Arg], kwargs: Kwargs) -> torch.fx.GraphModule:
     """Return an FX graph of ops with rules that computes ``op(*args, **kwargs)``.
 
     Args:
@@ -68,6 +68,7 @@ def trace_decomposition(op: OpOverload, args: Args, kwargs: Kwargs) -> torch.fx.
         args, kwargs: its arguments, with meta tensors for the tensors.
     """
     function = decomposition_of(op)
+    assert function is not None
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
 
         def fake(x: Arg) -> Arg:
@@ -96,13 +97,13 @@ def can_lower(op: OpOverload) -> bool:
     return rule_of(op) is not None or decomposition_of(op) is not None
 
 
-def lower_op(op: OpOverload, out: Results, args: Args, kwargs: Kwargs) -> Results:
+def lower_op(op: OpOverload, out: Results, args: Sequence[Arg], kwargs: Kwargs) -> Results:
     """Apply the rule of ``op``, or the rules of its decomposition, to jax arrays."""
     rule = rule_of(op)
     return lower_decomposed(op, args, kwargs) if rule is None else rule(out, *args, **kwargs)
 
 
-def lower_decomposed(op: OpOverload, args: Args, kwargs: Kwargs) -> Results:
+def lower_decomposed(op: OpOverload, args: Sequence[Arg], kwargs: Kwargs) -> Results:
     """Apply the rules of the decomposition of ``op``.
 
     Raises:
@@ -137,7 +138,7 @@ class JaxInterpreter(AtenInterpreter):
         if named.random:
             kwargs["rng"] = self.next_key()
         if is_strided(op):
-            source = self.node.args[0]
+            source: Arg = self.node.args[0]
             kwargs["contiguous"] = source.meta["val"].is_contiguous()
         return self.lower(named, self.types(), args, kwargs)
 

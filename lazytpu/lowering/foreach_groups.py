@@ -18,14 +18,14 @@ import jax
 
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node, Number, Value, operands
-from lazytpu.lowering.registry import Arg, Args, Kwargs
+from lazytpu.lowering.registry import Arg, Kwargs
 from lazytpu.lowering.rules.foreach import element_rule
 
 _FEWEST_SHARED = 4  # rows: fewer of equal types are not worth a function of their own
 
-LowerElement: TypeAlias = Callable[[Node, int, Args, Kwargs], jax.Array]
+LowerElement: TypeAlias = Callable[[Node, int, Sequence[Arg], Kwargs], jax.Array]
 """Lowers one element of a foreach op: the node, which element, its arguments."""
-Call: TypeAlias = tuple[Args, Kwargs]
+Call: TypeAlias = tuple[Sequence[Arg], Kwargs]
 """The arguments of one op of a row, `_Inner` and `_Outer` among them."""
 
 
@@ -142,7 +142,9 @@ def _row(nodes: Sequence[Node], i: int, made: Mapping[Value, int]) -> tuple[list
             return outer.setdefault(x, _Outer(len(outer)))
         return x
 
-    calls = [([element(x) for x in node.args], {k: element(x) for k, x in node.kwargs.items()}) for node in nodes]
+    calls: list[Call] = [
+        ([element(x) for x in node.args], {k: element(x) for k, x in node.kwargs.items()}) for node in nodes
+    ]
     return calls, list(outer)
 
 

@@ -95,7 +95,7 @@ def _always_true(x: jax.Array) -> jax.Array:
     middle = [n // 2 for n in x.shape]  # elements at the edges may be constants, of padding
     unsigned = jnp.dtype(f"uint{x.dtype.itemsize * 8}")
     bits = lax.bitcast_convert_type(lax.slice(x, middle, [n + 1 for n in middle]).reshape(()), unsigned)
-    return lax.bitwise_or(bits, unsigned.type(1)) != unsigned.type(0)
+    return lax.ne(lax.bitwise_or(bits, unsigned.type(1)), unsigned.type(0))
 
 
 def _pairs(graph: Graph) -> dict[Value, Value]:

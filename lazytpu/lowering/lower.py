@@ -29,7 +29,7 @@ from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import elements_of, is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
-from lazytpu.lowering.registry import Arg, Args, Kwargs, Results, is_strided, rule_of, target_platform
+from lazytpu.lowering.registry import Arg, Kwargs, Results, is_strided, rule_of, target_platform
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
 from lazytpu.lowering.slice_writes import apart, overlapping_writes
@@ -161,7 +161,7 @@ def _last_uses(graph: Graph, stretches: Sequence[range], waits: dict[Value, list
 
 
 def _run(
-    node: Node, args: Args, kwargs: Kwargs, scope: str, filled: dict[Hashable, list[jax.Array | None]]
+    node: Node, args: Sequence[Arg], kwargs: Kwargs, scope: str, filled: dict[Hashable, list[jax.Array | None]]
 ) -> dict[Value, jax.Array]:
     """Lower one node: return its values with their arrays.  ``filled`` holds constants, one for all of a type."""
     types = _natural(node)
@@ -182,7 +182,7 @@ def _run(
     return {value: _as_kept(value, result) for value, result in pairs if value is not None}
 
 
-def _lower_element(scopes: dict[Node, str], node: Node, i: int, args: Args, kwargs: Kwargs) -> jax.Array:
+def _lower_element(scopes: dict[Node, str], node: Node, i: int, args: Sequence[Arg], kwargs: Kwargs) -> jax.Array:
     """Lower one element of a foreach op."""
     rule, layout = element_rule(node.op.recorded), _natural(node)[i]
     assert rule is not None and layout is not None

@@ -19,7 +19,7 @@ Every result is checked against ``out`` (shape and dtype), so a rule cannot get 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,7 +31,7 @@ from lazytpu.observers import notify
 
 Arg: TypeAlias = Any
 """What a rule is given: an array, a list of them, or the Python value of an attribute."""
-Args: TypeAlias = Sequence[Arg]
+Args: TypeAlias = tuple[Arg, ...]
 Kwargs: TypeAlias = dict[str, Arg]
 Results: TypeAlias = Any
 """What a rule returns: an array, or a tuple or list of them as ``out`` has types."""

@@ -50,7 +50,8 @@ def apart(contents: jax.Array, target: jax.Array) -> jax.Array:
     # not constants, even where the contents are
     elements = lax.optimization_barrier([_middle(contents), _middle(target)])
     ready = reduce(lax.bitwise_or, [_bits(x) for x in elements], jnp.uint32(1)) != 0
-    return lax.cond(ready, lambda x: x, jnp.zeros_like, contents)
+    result: jax.Array = lax.cond(ready, lambda x: x, jnp.zeros_like, contents)
+    return result
 
 
 def _middle(x: jax.Array) -> jax.Array:

@@ -111,7 +111,7 @@ def _resample(x, axis, index, weights):
         return _product(x, axis, _dense(index, weights, x.shape[axis], x.dtype), 1)
     length, size = x.shape[axis], len(index)
     if weights is None and length and size % length == 0 and (index[:, 0] == np.arange(size) // (size // length)).all():
-        return jnp.repeat(x, size // length, axis)
+        return x if size == length else jnp.repeat(x, size // length, axis)
     total = None
     for k in range(index.shape[1]):
         tap = jnp.take(x, index[:, k], axis, mode="clip")
@@ -129,57 +129,85 @@ def _narrowed(weights, dtype):
     return narrow
 
 
-def _along_each(taps, spatial, sizes, align_corners, scales, dtype):
-    """Return places and weights for every dimension."""
+def _kept(length, size):
+    """Return the taps of a dimension that keeps its size, whatever the scale; None for others."""
+    return (np.arange(size)[:, None], None) if size == length else None
+
+
+def _kept_or_doubled(length, size):
+    return (np.arange(size)[:, None] // 2, None) if size == 2 * length else _kept(length, size)
+
+
+def _never(length, size):
+    return None
+
+
+def _along_each(taps, shortcut, spatial, sizes, align_corners, scales, dtype):
+    """Return places and weights for every dimension; ``shortcut`` gives those that do not depend on the scale."""
     scales = (*scales, *[None] * (len(sizes) - len(scales)))
-    for length, size, scale in zip(spatial, sizes, scales, strict=True):
-        yield taps(length, size, align_corners, scale, np.dtype(dtype).type)
+    return [
+        shortcut(length, size) or taps(length, size, align_corners, scale, np.dtype(dtype).type)
+        for length, size, scale in zip(spatial, sizes, scales, strict=True)
+    ]
 
 
-def _upsampling(taps, aligns):
-    """Return the rules of one mode and of its gradient; ``aligns`` tells whether the op has ``align_corners``."""
+def _upsampling(taps, aligns, shortcut, shortcut_back):
+    """Return the rules of one mode and of its gradient.
+
+    Args:
+        taps: gives places and weights of a dimension.
+        aligns: whether the op has ``align_corners``.
+        shortcut, shortcut_back: what the CPU takes in place of ``taps`` for sizes that it treats apart, of the result
+            and of the gradient.
+    """
 
     def forward(out, x, output_size, *how, **_):
         align, scales = (how[0], how[1:]) if aligns else (False, how)
         exact = taps in (_nearest, _nearest_exact)
         how = x.shape[2:], out.shape[2:], align, scales
         if not exact and x.dtype == jnp.uint8:
-            for i, tap in reversed([*enumerate(_along_each(taps, *how, np.float64))]):
-                x = resample_bytes(x, i + 2, *tap)
+            for i, (index, weights) in reversed([*enumerate(_along_each(taps, _kept, *how, np.float64))]):
+                x = x if weights is None else resample_bytes(x, i + 2, index, weights)
             return x
         dtype = x.dtype if exact else compute_dtype(x.dtype)
         # The CPU has two kernels for linear images, and takes the one that keeps float32 weights for small results.
         narrow = not exact and not (taps is _linear and len(how[1]) == 2 and sum(how[1]) <= 128)
         y = x.astype(dtype)
-        for i, (index, weights) in enumerate(_along_each(taps, *how, dtype)):
-            y = _resample(y, i + 2, index, _narrowed(weights, x.dtype) if narrow else weights)
+        for i, (index, weights) in enumerate(_along_each(taps, shortcut, *how, dtype)):
+            narrowed = _narrowed(weights, x.dtype) if narrow and weights is not None else weights
+            y = _resample(y, i + 2, index, narrowed)
         return y.astype(out.dtype)
 
     def backward(out, grad, output_size, input_size, *how, **_):
         align, scales = (how[0], how[1:]) if aligns else (False, how)
         dtype = compute_dtype(grad.dtype)
+        sizes = out.shape[2:], grad.shape[2:]
+        if taps is _cubic and sizes[0] == sizes[1]:  # the CPU takes all dimensions apart, or none
+            return grad.astype(out.dtype)
         y = grad.astype(dtype)
-        for i, (index, w) in enumerate(_along_each(taps, out.shape[2:], grad.shape[2:], align, scales, dtype)):
-            y = _product(y, i + 2, _dense(index, w, out.shape[i + 2], dtype), 0)
+        for i, (index, w) in enumerate(_along_each(taps, shortcut_back, *sizes, align, scales, dtype)):
+            length = out.shape[i + 2]
+            if w is not None or not np.array_equal(index[:, 0], np.arange(length)):
+                y = _product(y, i + 2, _dense(index, w, length, dtype), 0)
         return y.astype(out.dtype)
 
     return forward, backward
 
 
 _MODES = {
-    "upsample_nearest1d": (_nearest, False),
-    "upsample_nearest2d": (_nearest, False),
-    "upsample_nearest3d": (_nearest, False),
-    "_upsample_nearest_exact1d": (_nearest_exact, False),
-    "_upsample_nearest_exact2d": (_nearest_exact, False),
-    "_upsample_nearest_exact3d": (_nearest_exact, False),
-    "upsample_linear1d": (_linear, True),
-    "upsample_bilinear2d": (_linear, True),
-    "upsample_trilinear3d": (_linear, True),
-    "upsample_bicubic2d": (_cubic, True),
-    "_upsample_bilinear2d_aa": (_linear_aa, True),
-    "_upsample_bicubic2d_aa": (_cubic_aa, True),
-    "_upsample_lanczos2d_aa": (_lanczos_aa, True),
+    "upsample_nearest1d": (_nearest, False, _never, _kept_or_doubled),
+    "upsample_nearest2d": (_nearest, False, _kept_or_doubled, _kept_or_doubled),
+    "upsample_nearest3d": (_nearest, False, _never, _kept_or_doubled),
+    "_upsample_nearest_exact1d": (_nearest_exact, False, _never, _never),
+    "_upsample_nearest_exact2d": (_nearest_exact, False, _never, _never),
+    "_upsample_nearest_exact3d": (_nearest_exact, False, _never, _never),
+    "upsample_linear1d": (_linear, True, _kept, _kept),
+    "upsample_bilinear2d": (_linear, True, _kept, _kept),
+    "upsample_trilinear3d": (_linear, True, _kept, _kept),
+    "upsample_bicubic2d": (_cubic, True, _never, _never),
+    "_upsample_bilinear2d_aa": (_linear_aa, True, _kept, _never),
+    "_upsample_bicubic2d_aa": (_cubic_aa, True, _kept, _never),
+    "_upsample_lanczos2d_aa": (_lanczos_aa, True, _kept, _never),
 }
 for _name, _mode in _MODES.items():
     if hasattr(aten, _name):  # the Lanczos filter is newer than the others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import TypeAlias
@@ -9,7 +10,6 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 import torch
 from jax import lax
 
@@ -17,7 +17,7 @@ from lazytpu import dtypes
 
 Operand: TypeAlias = jax.Array | bool | int | float | complex
 """An operand of a pointwise op: an array, or a number that the graph has as a constant."""
-Dtype: TypeAlias = npt.DTypeLike
+Dtype: TypeAlias = str | type | np.dtype
 Rounding: TypeAlias = Callable[[jax.Array], jax.Array]
 
 _HALF = frozenset(map(np.dtype, (jnp.bfloat16, jnp.float16)))
@@ -53,6 +53,7 @@ def cast(x: Operand, dtype: Dtype) -> jax.Array:
         if dtype == _BOOL and not isinstance(x, complex):
             x = bool(x)
         return jnp.asarray(_wrapped(x, dtype) if isinstance(x, int) and is_integral(dtype) else x, dtype)
+    x = typing.cast("jax.Array", x)
     if x.dtype == dtype:
         return x
     if is_complex(x.dtype) and not is_complex(dtype) and dtype != _BOOL:
@@ -174,9 +175,9 @@ def result_dtype(*xs: Operand) -> np.dtype:
     """
     groups: list[list[torch.dtype]] = [[], [], []]
     for x in xs:
-        dtype = np.dtype(x.dtype if isinstance(x, jax.Array) else np.asarray(x).dtype)
-        rank = 0 if getattr(x, "ndim", 0) else 2 if dtype in _NUMBER else 1
-        groups[rank].append(dtypes.to_torch(dtype))
+        given = np.dtype(x.dtype if isinstance(x, jax.Array) else np.asarray(x).dtype)
+        rank = 0 if getattr(x, "ndim", 0) else 2 if given in _NUMBER else 1
+        groups[rank].append(dtypes.to_torch(given))
     result = reduce(_join, groups[0], None) if groups[0] else None
     for group in groups[1:]:
         if not group:
