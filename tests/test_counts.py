@@ -9,7 +9,7 @@ from tests.counts import counts
 CEILINGS = {
     "lines of the package": 37_600,
     "lines of its longest file": 400,
-    "uses of Any": 1_760,
+    "uses of Any": 1_400,
     "type: ignore": 68,
     "lines of the longest test file": 1_370,
 }
