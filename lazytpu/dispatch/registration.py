@@ -32,7 +32,7 @@ from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.registry import rule_of
 from lazytpu.tensors.tensor import LazyTensor
-from lazytpu.torch_backend import accelerator, fork, generator, modules, saving, shields, torch_module
+from lazytpu.torch_backend import accelerator, fork, generator, libraries, modules, saving, shields, torch_module
 from lazytpu.tracing import meta_kernels, scalar_checks
 
 KEY = "PrivateUse1"
@@ -76,6 +76,7 @@ def register() -> None:
     modules.register()
     fork.register()
     generator.register()
+    libraries.register()
     shields.open_until_dynamo_comes()
     _foreach_supported_types.append(LazyTensor)
     proxy_tensor.HANDLED_TYPES += (LazyTensor,)  # type: ignore[assignment] # make_fx, with which torch.func.linearize traces
