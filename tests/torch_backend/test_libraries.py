@@ -1,4 +1,4 @@
-"""Libraries that choose a device by a list of their own take this one; a stand-in for Accelerate has what is touched."""
+"""Libraries that choose a device by a list of their own take this one: a copy in small of Accelerate does."""
 
 from __future__ import annotations
 
