@@ -7,11 +7,11 @@ import pytest
 from tests.counts import counts
 
 CEILINGS = {
-    "lines of the package": 37_600,
+    "lines of the package": 37_700,
     "lines of its longest file": 400,
-    "uses of Any": 1_400,
+    "uses of Any": 1_380,
     "type: ignore": 68,
-    "lines of the longest test file": 1_370,
+    "lines of the longest test file": 570,
 }
 
 

@@ -181,3 +181,18 @@ def test_verify_takes_steps_that_count() -> None:
 def test_verify_every_is_a_count() -> None:
     with pytest.raises(ValueError, match="verify_every is 0 or more"):
         lazytpu.compile(lambda x: x, verify_every=-1)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.unsqueeze_(0), lambda x: x.t_(), lambda x: x.squeeze_(0)])
+def test_an_argument_whose_shape_changes(device: torch.device, change: Any) -> None:
+    @lazytpu.compile
+    def step(x: torch.Tensor) -> torch.Tensor:
+        change(x).add_(1)
+        return x.sum()
+
+    for _ in range(5):
+        x, reference = torch.zeros(1, 3, device=device), torch.zeros(1, 3)
+        step(x)
+        change(reference).add_(1)
+        assert x.shape == reference.shape and x.tolist() == reference.tolist()
+    assert "changes the shape or strides of an argument" in lazytpu.explain()

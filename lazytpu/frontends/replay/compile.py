@@ -194,11 +194,14 @@ class CompiledStep:
         guards = self._found = Guards(self._function)
         cutting.cut("lazytpu.compile")
         before, draws = trace.step, draws_so_far()
+        shapes = [_shape_of(x) for x in leaves]
         result = _detached(self._function(*args, **kwargs), leaves)
         if kind.last is not None and kind.last.unexplained:
             gc.collect()  # perhaps only a reference cycle keeps it
         if trace.step != before:
             return guards, "the function reads a tensor, which cuts its graph", result
+        if shapes != [_shape_of(x) for x in leaves]:
+            return guards, "the function changes the shape or strides of an argument", result
         with record.lock:
             capture = Capture(leaves, result, guards.parameters, draws)
             cutting.cut("lazytpu.compile", capture)
@@ -220,6 +223,11 @@ class CompiledStep:
         kind.replays += 1
         metrics.count("verified")
         return result
+
+
+def _shape_of(x: object) -> object:
+    """Return how a tensor lies in its memory; None for what is no tensor."""
+    return (x.shape, x.stride(), x.storage_offset(), x.dtype) if isinstance(x, torch.Tensor) else None
 
 
 def compile(function: Callable[..., Any], *, verify_every: int = 0) -> CompiledStep:
