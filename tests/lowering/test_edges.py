@@ -129,14 +129,6 @@ def few(device: Any, *size: int, dtype: torch.dtype = torch.float32) -> torch.Te
     return (torch.where(x == 3, nan, x) if dtype.is_floating_point else x).to(device)
 
 
-def bilinear_gradients(device: Any, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Of all four operands."""
-    made = torch.Generator().manual_seed(0)
-    sizes = (3, 8), (3, 8), (8, 8, 8), (8,)
-    operands = [torch.randn(size, generator=made).to(device, dtype).requires_grad_() for size in sizes]
-    return torch.autograd.grad(F.bilinear(*operands), operands, ones(device, dtype, 24).view(3, 8))
-
-
 def convolution_gradients(device: Any) -> tuple[torch.Tensor, ...]:
     """Of the input and the weight in float16, which the CPU adds up tap by tap."""
     made = torch.Generator().manual_seed(0)
@@ -162,7 +154,6 @@ HALVES: dict[str, Case] = {
     "half losses": lambda d: [
         loss(edges(d, t)[:9], edges(d, t)[1:10]) for t in FLOATS for loss in (F.smooth_l1_loss, F.huber_loss)
     ],
-    "half products of three": lambda d: [bilinear_gradients(d, t) for t in FLOATS[2:]],
     "half convolutions": convolution_gradients,
     "half overflow": lambda d: (ones(d, torch.float16, 2) * 60000 * 2, ones(d, torch.float16, 70000).sum()),
     "half softmax": lambda d: [F.softmax(ones(d, t, 1000) * 3, 0).sum() for t in FLOATS[2:]],
