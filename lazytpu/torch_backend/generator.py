@@ -41,8 +41,8 @@ class Generator(_Generator, metaclass=_AnyGenerator):
     def __init__(self, device: torch.device | str | int = "cpu") -> None:
         pass
 
-    @property  # type: ignore[override]
-    def device(self) -> torch.device:
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
         """The device."""
         return self._where
 

@@ -26,7 +26,7 @@ def _choose_the_device(state: ModuleType) -> None:
         found: torch.device = theirs.fget(self)
         return torch.device(config.device_name, 0) if found.type == "cpu" else found
 
-    state.PartialState.default_device = property(default_device, doc=theirs.__doc__)  # type: ignore[attr-defined]
+    state.PartialState.default_device = property(default_device, doc=theirs.__doc__)
 
 
 def _cut_after_steps(module: ModuleType) -> None:
@@ -39,4 +39,4 @@ def _cut_after_steps(module: ModuleType) -> None:
             mark_step()
         return result
 
-    module.AcceleratedOptimizer.step = step  # type: ignore[attr-defined]
+    module.AcceleratedOptimizer.step = step
