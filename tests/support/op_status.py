@@ -49,6 +49,7 @@ class Known:
 _TIES = "which of equal values comes first is up to the algorithm; on GPUs and TPUs their order is kept"
 _NAN = "the CPU gives NaN; here the exponential is computed in float32"
 _REST = "the CPU rounds x ** -0.5 twice in the elements that its vectors leave over"
+_TAPS = "on processors without AVX-512 the CPU rounds the sum after each tap of the window; here it is rounded once"
 _GAPS = "the CPU leaves a tensor with gaps in memory, given as out, unwritten"
 _OUT_OF_BATCHES = "torch takes Python numbers out of batches on the CPU only"
 
@@ -59,6 +60,13 @@ KNOWN: tuple[Known, ...] = (
     Known("nn.functional.pixel_unshuffle", "empty", ANY_DTYPE, "the CPU gives a batch of none the shape it had before"),
     Known("_segment_reduce:lengths", "empty", ANY_DTYPE, "recording does not look at the values of the lengths"),
     Known("nn.functional.normalize", "backward", "bfloat16", _REST, rare=True),
+    Known(
+        "nn.functional.conv_transpose1d nn.functional.conv_transpose2d nn.functional.conv_transpose3d",
+        "forward, strided",
+        "bfloat16",
+        _TAPS,
+        rare=True,
+    ),
     Known("linspace:tensor_overload logspace:tensor_overload", "vmap", ANY_DTYPE, _OUT_OF_BATCHES),
 )
 
