@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch.utils._pytree import tree_map
 
-from lazytpu.ir.subgraph import Subgraph
+from lazytpu.ir.subgraph import has_body
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.passes.clone import cloned
 from lazytpu.runtime.composed import is_random
@@ -28,7 +28,7 @@ def why_not(node: Node) -> str:
         return "returns uninitialized memory"
     if _SEVERAL_ANSWERS.search(name):
         return "has several correct results"
-    if any(isinstance(x, Subgraph) for x in (*node.args, *node.kwargs.values())):
+    if has_body(node):
         return "has a body"
     return ""
 

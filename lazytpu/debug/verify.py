@@ -67,8 +67,8 @@ class _Program:
 
     def __init__(self, graph: Graph, donated: list[Any], retained: list[Any], scalars: Sequence[Any]) -> None:
         self.graph, self._scalars = graph, scalars
-        order = [i for part in launch.split_donated(graph, range(len(graph.inputs))) for i in part]
-        self._buffers = dict(zip([graph.inputs[i] for i in order], [*donated, *retained], strict=True))
+        order = [v for part in launch.split_donated(graph, graph.inputs) for v in part]
+        self._buffers = dict(zip(order, [*donated, *retained], strict=True))
         self.inputs = {v: transfers.to_host(x) for v, x in self._buffers.items()}
         # What the CPU cannot compute, or has another right result for, is the device's.
         self._taken = [node for node in graph.nodes if why_not(node)]
@@ -125,13 +125,11 @@ class _Program:
 
     def _on_cpu(self, inputs: Contents, *, double: bool = False) -> Contents:
         """Return the outputs as the CPU computes them, in float64 if ``double``."""
-        known, kept = dict(inputs), set(self.graph.outputs)
-        last_use = self.graph.last_uses()
-        for index, node in enumerate(self.graph.nodes):
+        known = dict(inputs)
+        for node, dead in zip(self.graph.nodes, self.graph.last_uses(), strict=True):
             known |= self._results(node, known, double)
-            for v in last_use[index]:
-                if v not in kept:
-                    known.pop(v, None)
+            for v in dead:
+                known.pop(v, None)
         return {v: known[v] for v in self.graph.outputs}
 
     def _results(self, node: Node, known: Contents, double: bool) -> Contents:

@@ -68,9 +68,9 @@ class Graph:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def last_uses(self) -> list[list[Value]]:
-        """Return for each node the values that are not needed after it; outputs among them."""
+        """Return for each node the values that nothing needs after it, neither a node nor who gets the outputs."""
         found: list[list[Value]] = []
-        seen: set[Value] = set()
+        seen = set(self.outputs)
         for node in reversed(self.nodes):
             used = [x for x in operands(node) if type(x) is Value]
             ending = {v for v in (*used, *node.values) if v is not None and v not in seen}

@@ -7,6 +7,7 @@ from textwrap import indent
 
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.printer import graph_text
+from lazytpu.ir.tree import Node
 
 _known: weakref.WeakValueDictionary[str, Subgraph] = weakref.WeakValueDictionary()
 
@@ -36,6 +37,11 @@ class Subgraph:
         return (
             f"body(arguments {list(self.positions)}){constants}\n{indent(graph_text(self.graph, sites=False), '    ')}"
         )
+
+
+def has_body(node: Node) -> bool:
+    """Return whether an op applies a body: a loop, a condition."""
+    return any(type(x) is Subgraph for x in (*node.args, *node.kwargs.values()))
 
 
 def interned(graph: Graph, positions: tuple[int, ...], constants: tuple[tuple[int, object], ...] = ()) -> Subgraph:

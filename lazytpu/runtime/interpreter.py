@@ -17,7 +17,7 @@ import torch
 
 from lazytpu.dtypes import host_array, host_tensor
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.subgraph import Subgraph
+from lazytpu.ir.subgraph import has_body
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.passes.clone import cloned, replaced
 from lazytpu.runtime import client, compiler, executables
@@ -46,7 +46,6 @@ class Interpretation:
     def __call__(self, donated: list[Any], retained: list[Any], *scalars: Any) -> list[Any]:
         """Compute the outputs."""
         graph = self.graph
-        kept = {*graph.outputs}
         with plain_torch(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # buffers are read-only, and nobody writes to them
             contents = {v: _tensor(x, v) for v, x in zip(graph.inputs, retained, strict=True)}
@@ -55,8 +54,7 @@ class Interpretation:
             for node, dead in zip(graph.nodes, self._last_uses, strict=True):
                 contents.update(run.results(node))
                 for value in dead:
-                    if value not in kept:
-                        contents.pop(value, None)
+                    contents.pop(value, None)
             return [_buffer(contents[v], taken) for v in graph.outputs]
 
 
@@ -123,9 +121,7 @@ class _Run:
 
 def needs_rule(node: Node) -> bool:
     """Return whether an op gives other results by a kernel of torch's, or has none."""
-    if is_random(node) or getattr(node.op.recorded, "namespace", "") not in ("aten", "prims"):
-        return True
-    return any(isinstance(x, Subgraph) for x in (*node.args, *node.kwargs.values()))
+    return is_random(node) or has_body(node) or getattr(node.op.recorded, "namespace", "") not in ("aten", "prims")
 
 
 def alone(node: Node) -> tuple[Graph, list[Value], list[Number]]:
