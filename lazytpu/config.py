@@ -52,7 +52,7 @@ class Config:
     log: str = _setting(
         "warning",
         "level of the log, and topics that are logged whatever the level",
-        ("debug", "info", "warning", "error", "compile", "promote", "fallback", "cut", "step", "placement"),
+        ("debug", "info", "warning", "error", "compile", "made_dynamic", "fallback", "cut", "step", "placement"),
         several=True,
     )
     disk_cache: bool = _setting(True, "keep compiled graphs on disk, for the next process")

@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 _ANY = re.compile(r"\bAny\b")
 _IGNORE = re.compile(r"#\s*type:\s*ignore")
+_SLOW = re.compile(r"\bmark\.slow\b")
 
 
 def sources(folder: str) -> list[str]:
@@ -24,6 +25,7 @@ def counts() -> dict[str, int]:
         "uses of Any": sum(len(_ANY.findall(text)) for text in package),
         "type: ignore": sum(len(_IGNORE.findall(text)) for text in package),
         "lines of the longest test file": max(text.count("\n") for text in tests),
+        "slow tests that slow.txt does not list": sum(len(_SLOW.findall(text)) for text in tests),
     }
 
 

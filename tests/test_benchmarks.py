@@ -140,7 +140,6 @@ def test_allocation_has_both_ways():
     assert {"reuse_pages on", "reuse_pages off"} <= set(allocation.WAYS)
 
 
-@pytest.mark.slow
 def test_studies_of_growth_run(monkeypatch):
     monkeypatch.setattr(training, "_SAMPLES", 2)
     monkeypatch.setattr(tree, "_SAMPLES", 4)
@@ -175,7 +174,6 @@ def test_plots_need_matplotlib(tmp_path, monkeypatch):
         plots.draw([study], tmp_path)
 
 
-@pytest.mark.slow
 def test_the_cost_of_metrics_is_measured(tmp_path):
     for compiled in (False, True):
         switches = metrics_cost.switches(tmp_path)

@@ -60,7 +60,6 @@ def test_both_devices_begin_alike(run):
     assert on_device == pytest.approx(on_cpu, rel=1e-3)
 
 
-@pytest.mark.slow
 def test_cnn_compiles_once_and_dumps_its_graphs(run, tmp_path):
     printed = run("--data", "synthetic", "--epochs", "2", "--batch-size", "128", "--dump", str(tmp_path / "graphs"))
     assert len(epochs(printed)) == 2

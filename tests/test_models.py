@@ -128,10 +128,7 @@ def losses(
     return values, compiles
 
 
-SLOW = ("deep", "lstm", "transformer")  # tests/tracing/test_composite_layers.py trains smaller ones
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 def test_losses_are_those_of_eager(name: str, device: torch.device) -> None:
     make, shape, optimizer, dtype = MODELS[name]
     torch.manual_seed(0)

@@ -22,8 +22,8 @@ Size = tuple[int, ...]
 _NO_COMPUTATION = frozenset(
     f"aten.{name}"
     for name in (
-        "_to_copy _unsafe_index _unsafe_index_put arange as_strided_scatter cat clone constant_pad_nd copy "
-        "diagonal_scatter empty empty_like empty_strided eye fill flip full full_like gather index index_put "
+        "_to_copy _unsafe_index _unsafe_index_put _unsafe_view arange as_strided_scatter cat clone constant_pad_nd "
+        "copy diagonal_scatter empty empty_like empty_strided eye fill flip full full_like gather index index_put "
         "index_select ones ones_like repeat roll scalar_tensor scatter select_backward select_scatter slice_backward "
         "slice_scatter stack zeros zeros_like"
     ).split()

@@ -269,8 +269,9 @@ def fell_back(op: str, line: str, seconds: float) -> None:
 def made_dynamic(op: str, argument: str, line: str) -> None:
     """Note that a number became a scalar input because it changed."""
     dynamic_scalars[op, argument, line] = None
-    if logs.is_on("promote"):
-        logs.note("promote", "argument %r of %s changed and is a scalar input from now on, at %s", argument, op, line)
+    if logs.is_on("made_dynamic"):
+        text = "argument %r of %s changed and is a scalar input from now on, at %s"
+        logs.note("made_dynamic", text, argument, op, line)
 
 
 def not_replayed(function: str, problem: str) -> None:

@@ -74,7 +74,7 @@ class _Jit:
         self._static = static
         self._crowded = False  # more programs were compiled than torch allows for by itself
         self._compiled: Any = torch.compile(
-            function, backend=backend, fullgraph=True, dynamic=False, options={"whole": True}
+            function, backend=backend, fullgraph=True, dynamic=False, options={"fullgraph": True}
         )
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ def _explained(error: Any) -> GraphBreakError:
     if "Data-dependent branching" in text:
         what, do = "Python's control flow depends on the value of a tensor", _BRANCH
     elif "data-dependent" in text:
-        what, do = "a size, or the number of turns of a loop, depends on the value of a tensor", _SIZE
+        what, do = "a size, or the number of iterations of a loop, depends on the value of a tensor", _SIZE
     else:
         what, do = first[0].lower() + first[1:], _OTHER
     return GraphBreakError(f"the function cannot be one program: {what}", at=at, fix=do)

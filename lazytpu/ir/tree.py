@@ -62,7 +62,7 @@ class Node:
         children: key of the next op to its node.
         executables: (live values, donated inputs) to what `step.cut` found to run for them: a weak reference to the
             executable, and the inputs it takes.
-        promoted: per op the positions whose numbers are inputs because they were seen to change.
+        dynamic: per op the positions whose numbers are inputs because they were seen to change.
     """
 
     __slots__ = (
@@ -70,6 +70,7 @@ class Node:
         "children",
         "counts",
         "depth",
+        "dynamic",
         "executables",
         "key",
         "kwargs",
@@ -77,7 +78,6 @@ class Node:
         "natural",
         "op",
         "parent",
-        "promoted",
         "structure",
         "site",
         "value",
@@ -90,7 +90,7 @@ class Node:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.counts: tuple[int, int, int] = (0, 0, 0) if parent is None else parent.counts
         self.executables: dict[Any, Any] = {}
-        self.promoted: dict[Any, Any] | None = None
+        self.dynamic: dict[Any, Any] | None = None
         self.op: Op = cast("Op", None)
         self.key: Any = None
         self.args: tuple[Any, ...] = ()
@@ -166,7 +166,7 @@ class Trace:
         parted: (node, its new child) where this step left the known paths.
         forgetful: nothing recorded is found again, see `remember`.
         apart: the body of a loop is being recorded, on a path of its own that must not be cut.
-        shadow: after a number was promoted, the node of the path left there that corresponds to the cursor.
+        shadow: after a number was made dynamic, the node of the path left there that corresponds to the cursor.
     """
 
     __slots__ = (

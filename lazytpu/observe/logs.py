@@ -14,7 +14,7 @@ from lazytpu.config import config
 
 TOPICS = {
     "compile": logging.INFO,
-    "promote": logging.INFO,
+    "made_dynamic": logging.INFO,
     "fallback": logging.INFO,
     "cut": logging.DEBUG,
     "step": logging.DEBUG,

@@ -6,7 +6,7 @@ lowering rule says that it takes them as arrays (``dynamic`` in the registry).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lazytpu.ir.op_schema import ABSENT, Op
@@ -17,21 +17,20 @@ from lazytpu.lowering.registry import dynamic_arguments
 def twin_with_other_numbers(node: Node) -> tuple[Node | None, tuple[int, ...]]:
     """Return a known node that differs from a new one in nothing, or only in numbers its rule takes as inputs.
 
-    It is a sibling, or, where an earlier number of this step was promoted, the node at the same place of
+    It is a sibling, or, where an earlier number of this step was made dynamic, the node at the same place of
     the path that the step left there (``trace.shadow``), so that all the numbers which change in a step are
     found together.
 
     Returns:
         The node, if there is one, and the positions of the numbers.
     """
-    dynamic = dynamic_arguments(node.op.recorded)
     assert node.parent is not None
     known = trace.shadow.children if trace.shadow is not None else node.parent.children
     for other in known.values():
         if other.op is node.op and _types(other) == _types(node):
             keys = enumerate(zip(node.key[1:], other.key[1:], strict=True))
             changed = [i for i, (x, y) in keys if not _alike(x, y)]
-            if all(_is_number(node, other, i, dynamic) for i in changed) and (changed or trace.shadow is not None):
+            if all(_is_number(node, other, i) for i in changed) and (changed or trace.shadow is not None):
                 return other, tuple(changed)
     return None, ()
 
@@ -53,9 +52,10 @@ def _types_of(value: Value) -> Any:
     return value.layout.size, value.layout.stride, value.layout.dtype
 
 
-def _is_number(node: Node, other: Node, position: int, dynamic: Iterable[str]) -> bool:
+def _is_number(node: Node, other: Node, position: int) -> bool:
     kinds = [_number_type(n.key[position + 1]) for n in (node, other)]
-    return node.op.arguments[position].name in dynamic and kinds[0] is not None and kinds[0] is kinds[1]
+    dynamic = kinds[0] is not None and kinds[0] is kinds[1]
+    return dynamic and node.op.arguments[position].name in dynamic_arguments(node.op.recorded)
 
 
 def _number_type(key: Any) -> type | None:
@@ -67,9 +67,9 @@ def _number_type(key: Any) -> type | None:
 
 def remember(parent: Node, op: Op, changed: Sequence[int]) -> tuple[int, ...]:
     """Note that numbers at these positions change in an op after ``parent``; return all that do."""
-    promoted = parent.promoted or {}
-    positions = tuple(sorted({*promoted.get(op, ()), *changed}))
-    parent.promoted = {**promoted, op: positions}
+    known = parent.dynamic or {}
+    positions = tuple(sorted({*known.get(op, ()), *changed}))
+    parent.dynamic = {**known, op: positions}
     return positions
 
 
@@ -83,7 +83,7 @@ def key_of(positions: Sequence[int], key: Any, bound: Sequence[Any]) -> Any:
 
 def known_node(parent: Node, op: Op, key: Any, bound: Sequence[Any], numbers: list[Any]) -> Node | None:
     """Return the child of ``parent`` that takes the numbers known to change there as inputs; they join ``numbers``."""
-    positions = (parent.promoted or {}).get(op)
+    positions = (parent.dynamic or {}).get(op)
     if positions is None:
         return None
     node = parent.children.get(key_of(positions, key, bound))

@@ -21,7 +21,7 @@ from lazytpu.diagnosis import events
 from lazytpu.ir.op_schema import ABSENT, Op, aten, op_of
 from lazytpu.ir.tree import Node, Number, Value, trace
 from lazytpu.location import site
-from lazytpu.observers import notify
+from lazytpu.observers import calls_of
 from lazytpu.runtime.host.garbage import collect_before_step
 from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Alias, Cell, Storage, commit, resolve
@@ -32,6 +32,7 @@ from lazytpu.tracing.infer import infer
 lock = threading.RLock()  # held by misses, cuts and everything off the hot path
 _KIND = {float: "f", int: "i", bool: "i", complex: "c"}
 _NAN = object()
+_op_new = calls_of("op_new")
 INT64_MAX = (1 << 63) - 1
 
 
@@ -152,7 +153,7 @@ def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None =
                 key += (ABSENT,) * (len(op.arguments) + 1 - len(key))
             parent = trace.cursor
             node = parent.children.get(key)
-            if node is None and parent.promoted is not None:
+            if node is None and parent.dynamic is not None:
                 node = dynamic_scalars.known_node(parent, op, key, bound, numbers)
             if node is None:
                 node = _miss(parent, op, key, bound, layouts, numbers)
@@ -265,13 +266,14 @@ def _miss(
         positions = dynamic_scalars.remember(parent, op, changed)
         for position in changed:
             events.made_dynamic(op.name, op.arguments[position].name, node.site.describe())
-        promoted = dynamic_scalars.known_node(parent, op, key, bound, numbers)
-        if promoted is not None:
-            return promoted
+        known = dynamic_scalars.known_node(parent, op, key, bound, numbers)
+        if known is not None:
+            return known
         key = dynamic_scalars.key_of(positions, key, bound)
         node = _new_node(parent, op, key, bound, layouts, positions)
         numbers += [bound[position] for position in positions]
-    notify("op_new", node)
+    for notify in tuple(_op_new):
+        notify(node)
     if trace.parted is None:
         trace.parted = (parent, node)
     parent.children[key] = node
@@ -285,11 +287,11 @@ def _new_node(
     key: Any,
     bound: Sequence[Any],
     layouts: tuple[Layout, ...] | None,
-    promoted: Sequence[int],
+    dynamic: Sequence[int],
 ) -> Node:
     counts = list(parent.counts)
     args = [_operand(a, b, k, counts) for a, b, k in zip(op.arguments, bound, key[1:], strict=False)]
-    for position in promoted:
+    for position in dynamic:
         args[position] = _number(type(bound[position]), counts)
     node = Node(parent)
     node.op, node.key, node.site = op, key, site.here(parent.site, op)

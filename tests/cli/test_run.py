@@ -145,9 +145,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "options", [["script.py"], pytest.param(["-m", "script"], marks=pytest.mark.slow)], ids=["file", "module"]
-)
+@pytest.mark.parametrize("options", [["script.py"], ["-m", "script"]], ids=["file", "module"])
 def test_spawned_workers_know_the_shims(options: list[str], folder: Path) -> None:
     done = run(WORKERS, folder, *options, "--own", "1")
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,6 @@ def test_a_scaler_reads_only_for_optimizers_that_cannot_skip_by_themselves(fused
     assert ("3 x item inside torch at test_torch_tpu.py" in lazytpu.explain()) is not fused
 
 
-@pytest.mark.slow
 def test_mixed_precision_learns_as_float32_and_float16_less(device: torch.device) -> None:
     """Steps of SGD smaller than half a unit of float16 are lost; and its weights take half of the bytes."""
 

@@ -13,7 +13,9 @@ from torch._higher_order_ops.scan import scan
 import lazytpu
 from lazytpu.debug import cost, draw, dump, hlo, links, passes
 from lazytpu.debug.compare import nearest, text_of, unified
+from lazytpu.debug.cost import flops_of
 from lazytpu.debug.folder import Dump, NotADump, open_dump
+from lazytpu.ir.tree import trace
 from lazytpu.observe import step_statistics
 from lazytpu.tracing import reading, step
 from tests.support.dumped_program import FORWARD_LINE, dump_into, the_dump
@@ -95,6 +97,12 @@ def test_lines_of_the_texts_lead_to_ops_with_their_place_in_the_program(dumped):
     # the arrays of scalar inputs belong to no single op, and regions begin with lines without a name
     assert len(bare) < len(stablehlo) / 20, bare
     assert dumped.sources()[op["file"]].splitlines()[op["line"] - 1].strip().startswith("return self.head")
+
+
+def test_a_view_of_a_copy_costs_no_flops(device: torch.device) -> None:
+    x = torch.ones(2, 3, device=device)
+    torch.ops.aten._unsafe_view(x, [6])
+    assert trace.cursor.op.name == "aten._unsafe_view" and flops_of(trace.cursor) == 0
 
 
 def test_costs_are_counted_by_op_and_by_module(dumped):

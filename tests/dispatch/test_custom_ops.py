@@ -77,7 +77,9 @@ def test_with_a_rule_it_is_recorded_and_differentiates(numpy_op, device):
 
 def test_with_a_rule_it_is_part_of_a_compiled_graph(numpy_op, device):
     lowers(numpy_op._opoverload)(lambda out, x, scale: jnp.sin(x) * scale)
-    compiled = torch.compile(lambda x: numpy_op(x, 2.0) + 1, backend="lazytpu", fullgraph=True, options={"whole": True})
+    compiled = torch.compile(
+        lambda x: numpy_op(x, 2.0) + 1, backend="lazytpu", fullgraph=True, options={"fullgraph": True}
+    )
     x = torch.linspace(-1, 1, 4)
     torch.testing.assert_close(compiled(x.to(device)).cpu(), numpy_op(x, 2.0) + 1)
 

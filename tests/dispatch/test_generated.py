@@ -15,9 +15,10 @@ import torch
 import lazytpu
 from lazytpu.dispatch import generated
 from lazytpu.ir.op_schema import aten, op_of
+from lazytpu.ir.tree import trace
 
 PACKAGE = str(Path(lazytpu.__file__).parent)
-MOST_FILES_OF_A_MISS = 22
+MOST_FILES_OF_A_MISS = 20
 MOST_FILES_TO_THE_EXECUTABLE = 60
 
 
@@ -61,6 +62,7 @@ def test_a_miss_passes_few_files(device: torch.device, monkeypatch: pytest.Monke
     monkeypatch.setattr(lazytpu.config, "disk_cache", False)
     x, y = (torch.ones(3, 17).to(device) for _ in range(2))
     lazytpu.mark_step()
+    trace.forget_paths()  # there is nothing to diverge from
     with files_called() as files:
         z = torch.add(x, y)
     assert "tracing/record.py" in files and len(files) <= MOST_FILES_OF_A_MISS, sorted(files)

@@ -18,10 +18,7 @@ from tests.support.replay_twins import OPTIMIZERS, STEPS, Twins, batches, networ
 pytestmark = pytest.mark.usefixtures("replays_from_zero")
 
 
-SLOW = ("sgd", "adamw", "radam")  # other tests here train with the first two
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in OPTIMIZERS])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_everything_is_as_in_eager_after_every_step(name: str) -> None:
     twins = Twins(OPTIMIZERS[name])
     for i, (x, y) in enumerate(batches()):

@@ -59,7 +59,7 @@ def test_a_scheduler_between_the_steps() -> None:
     assert "lr was 0.05 and is 0.025" in lazytpu.explain()
 
 
-@pytest.mark.parametrize("name", ["momentum", "adamw", pytest.param("rmsprop", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["momentum", "adamw", "rmsprop"])
 def test_a_learning_rate_that_changes_in_every_step_becomes_a_tensor(name: str) -> None:
     twins = Twins(OPTIMIZERS[name])
     schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 20) for o in twins.optimizers]

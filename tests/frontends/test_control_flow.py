@@ -179,7 +179,7 @@ def test_inside_a_compiled_function(device):
         h, _ = scan(lambda h, v: (h * 0.5 + v, h.clone()), torch.zeros_like(y), y[:, None] * torch.ones_like(y))
         return h
 
-    compiled = torch.compile(function, backend="lazytpu", fullgraph=True, options={"whole": True})
+    compiled = torch.compile(function, backend="lazytpu", fullgraph=True, options={"fullgraph": True})
     for x in (torch.ones(3), -torch.ones(3)):
         torch.testing.assert_close(compiled(x.to(device)).cpu(), function(x))
 

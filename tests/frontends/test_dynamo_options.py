@@ -38,9 +38,9 @@ def test_an_op_without_a_rule_runs_with_a_warning(device):
         assert ours(x.to(device)).item() == function(x).item()
 
 
-def test_whole_makes_it_an_error(device):
+def test_fullgraph_makes_it_an_error(device):
     compiled = torch.compile(
-        lambda x: torch.nonzero(x).sum(), backend="lazytpu", fullgraph=True, options={"whole": True}
+        lambda x: torch.nonzero(x).sum(), backend="lazytpu", fullgraph=True, options={"fullgraph": True}
     )
     with pytest.raises(UnsupportedOpError, match="not one program"):
         compiled(torch.ones(3).to(device))
@@ -48,7 +48,7 @@ def test_whole_makes_it_an_error(device):
 
 def test_unknown_options_are_refused(device):
     for options, message in (
-        ({"whol": True}, 'has the options "whole" and "pad" only'),
+        ({"whole": True}, 'has the options "fullgraph" and "pad" only'),
         ({"pad": 8}, "is True or a list"),
     ):
         compiled = torch.compile(lambda x: x + 1, backend="lazytpu", options=options)

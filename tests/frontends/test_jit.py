@@ -103,7 +103,7 @@ def loop(x):
     return x
 
 
-def turns(x):
+def iterations(x):
     for _ in range(int(x[0])):
         x = x + 1
     return x
@@ -119,7 +119,7 @@ def show(x):
     [
         (branch, "if x.sum() > 0:", "control flow depends", "torch.where"),
         (loop, "while x.sum() < 10:", "control flow depends", "torch.while_loop"),
-        (turns, "for _ in range(int(x[0])):", "number of turns", "static"),
+        (iterations, "for _ in range(int(x[0])):", "number of iterations", "static"),
         (show, "print(x)", "print|builtin", "backend='lazytpu'"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),

@@ -57,7 +57,7 @@ def test_results_and_gradients(checkpoint: bool, masked: bool) -> None:
         close(p.grad, q.grad)
 
 
-@pytest.mark.parametrize("checkpoint", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_training(checkpoint: bool) -> None:
     ref, layers = pair()
     optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (ref, layers)]

@@ -96,7 +96,7 @@ def test_fixed_scales_and_training_are_integers_on_the_device(kind: str, device:
         torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["embedding", pytest.param("lstm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["embedding", "lstm"])
 def test_training_follows_the_cpu(kind: str, device: torch.device) -> None:
     make, batch = KINDS[kind]
     grads = []

@@ -114,9 +114,7 @@ def digits() -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor]:
     return net.eval(), x[:128], *test.tensors
 
 
-@pytest.mark.parametrize(
-    "how", ["dynamic", pytest.param("per_tensor", marks=pytest.mark.slow), "static", "weights8", "weights4"]
-)
+@pytest.mark.parametrize("how", ["dynamic", "per_tensor", "static", "weights8", "weights4"])
 def test_digits_are_read_as_well_as_in_floats(how: str, digits: Any, device: torch.device) -> None:
     net, sample, x, y = digits
     quantize = {
@@ -165,7 +163,7 @@ def weights_only() -> tuple[nn.Module, torch.Tensor]:
     )
 
 
-@pytest.mark.parametrize("make", [convolution, pytest.param(recurrence, marks=pytest.mark.slow), weights_only])
+@pytest.mark.parametrize("make", [convolution, recurrence, weights_only])
 def test_a_quantized_model_is_saved_exported_and_packaged(make: Any, device: torch.device, tmp_path: Path) -> None:
     net, x = make()
     net = net.to(device).eval()
@@ -279,7 +277,7 @@ def test_a_state_dict_is_a_quarter_and_loads(device: torch.device) -> None:
     torch.testing.assert_close(other(x), quantized(x.to(device)).cpu())
 
 
-@pytest.mark.parametrize("bits", [8, pytest.param(16, marks=pytest.mark.slow), 31])
+@pytest.mark.parametrize("bits", [8, 16, 31])
 def test_training_with_rounding_follows_the_cpu(bits: int, device: torch.device) -> None:
     def train(on: Any) -> tuple[list[float], nn.Module]:
         torch.manual_seed(0)

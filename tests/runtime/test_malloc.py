@@ -31,7 +31,6 @@ def page_faults(**variables: str) -> float:
     return float(subprocess.check_output([sys.executable, "-c", PROGRAM], env=environment, text=True))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"), reason="settings of glibc")
 def test_pages_are_kept():
     assert any(page_faults(LAZYTPU_REUSE_PAGES="1") < 100 for _ in range(2))  # a busy machine may take pages back

@@ -36,11 +36,8 @@ RNNS = {
 }
 
 
-SLOW = ("LSTM_without_bias", "GRU_deep", "RNN_relu")  # little that the others do not have
-
-
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")  # on the CPU
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in RNNS])
+@pytest.mark.parametrize("name", RNNS)
 def test_recurrent_layers(name):
     check(lambda device: train(device, RNNS[name], lambda m: m(given(device, (3, 2, 3)))), rtol=1e-4, atol=1e-5)
 
@@ -65,7 +62,7 @@ def test_packed_sequences(name, enforce_sorted):
     check(program, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["LSTMCell", pytest.param("GRUCell", marks=pytest.mark.slow), "RNNCell"])
+@pytest.mark.parametrize("name", ["LSTMCell", "GRUCell", "RNNCell"])
 def test_recurrent_cells(name):
     def forward(model, device):
         state = None

@@ -26,7 +26,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
     Args:
         module: what Dynamo captured.
         example_inputs: the arguments of the first call; on the device, or on the CPU, from where each call moves them.
-        options: ``options={"whole": True}`` of ``torch.compile`` makes a graph that cannot be one program an error;
+        options: ``options={"fullgraph": True}`` of ``torch.compile`` makes a graph that cannot be one program an error;
             otherwise its ops are recorded one by one, with a warning.
             ``{"pad": True}`` pads batches of varying size to the next power of two, ``{"pad": [8, 32]}`` to the next of
             these sizes, so that few programs are compiled; it is for calls without gradients, and refused where the
@@ -37,10 +37,10 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
         UnsupportedOpError: the graph cannot be what an option demands.
     """
     settings = dict(options.pop("options", None) or {})
-    whole = bool(settings.pop("whole", False))
+    fullgraph = bool(settings.pop("fullgraph", False))
     pad = sizes_of(settings.pop("pad", False))
     if settings or any(options.values()):
-        raise TypeError(f'backend="lazytpu" has the options "whole" and "pad" only, got {settings or options}')
+        raise TypeError(f'backend="lazytpu" has the options "fullgraph" and "pad" only, got {settings or options}')
     # torch._dynamo takes a second to import, and is there when this is called
     from torch._dynamo.backends.common import aot_autograd
 
@@ -48,7 +48,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
     made: list[tuple[CompiledGraph | PaddedGraph, Any]] = []
 
     def compile_as(kind: str) -> Callable[..., Any]:
-        return partial(_compile, made, kind, whole, pad, names)
+        return partial(_compile, made, kind, fullgraph, pad, names)
 
     compile_aot = aot_autograd(
         fw_compiler=compile_as("forward"),
@@ -67,14 +67,14 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
 def _compile(
     made: list[tuple[CompiledGraph | PaddedGraph, Any]],
     kind: str,
-    whole: bool,
+    fullgraph: bool,
     pad: Sizes,
     names: Sequence[str],
     module: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
 ) -> Callable[[list[Any]], list[Any]]:
     weights = {} if kind == "backward" else positions_of(module, names)
-    graph = CompiledGraph(module, kind, _saved(kind), whole, weights)
+    graph = CompiledGraph(module, kind, _saved(kind), fullgraph, weights)
     called = graph if pad is False else PaddedGraph(graph, pad)
     context = torch._guards.TracingContext.try_get()
     made.append((called, context and context.fw_metadata))

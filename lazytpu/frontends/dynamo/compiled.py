@@ -47,7 +47,7 @@ class CompiledGraph:
         module: torch.fx.GraphModule,
         kind: str,
         saved: tuple[int, ...],
-        whole: bool = False,
+        fullgraph: bool = False,
         weights: Mapping[str, int] | None = None,
     ) -> None:
         """Take a graph; nothing is compiled yet.
@@ -56,10 +56,10 @@ class CompiledGraph:
             module: aten ops, functional but for copies to arguments at the end; sizes may be symbolic.
             kind: ``forward``, ``backward`` or ``inference``.
             saved: positions of arguments that nobody uses after the call, unless the graph of autograd is kept.
-            whole: a graph that cannot be one program is an error.
+            fullgraph: a graph that cannot be one program is an error.
             weights: names of parameters and buffers to their positions, for `dump`.
         """
-        self.module, self.kind, self.saved, self.whole = module, kind, saved, whole
+        self.module, self.kind, self.saved, self.fullgraph = module, kind, saved, fullgraph
         self.weights = weights or {}
         self.programs: dict[Any, CapturedProgram | None] = {}
         self.shortcut: Shortcut | None = None
@@ -169,10 +169,10 @@ class CompiledGraph:
             try:
                 return program_of(module, f"{self.kind} graph", layouts, any(self.programs.values()))
             except UnsupportedOpError as error:
-                if self.whole or config.fallback == "error":
+                if self.fullgraph or config.fallback == "error":
                     raise
                 problem = str(error)
-        if self.whole or config.fallback == "error":
+        if self.fullgraph or config.fallback == "error":
             sized = torch.Tag.dynamic_output_shape  # what is no op computes with numbers read from tensors
             dynamic = any(sized in getattr(n.target, "tags", (sized,)) for n in unknown)
             raise UnsupportedOpError(
