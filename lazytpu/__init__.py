@@ -36,7 +36,7 @@ from lazytpu import versions
 
 versions.check()  # before anything private of torch or jax is touched
 
-from lazytpu import debug, export, lowering
+from lazytpu import debug, export, lowering, spmd
 from lazytpu.config import config
 from lazytpu.debug import profiler
 from lazytpu.debug.explain import explain
@@ -113,6 +113,7 @@ __all__ = [
     "profiler",
     "quantization",
     "scan_layers",
+    "spmd",
     "stablehlo_text",
     "sync",
     "to_jax",

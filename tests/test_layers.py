@@ -32,6 +32,7 @@ LAYERS = [
     "frontends",
     "export",
     "quantization",
+    "spmd",
     "lazytpu",  # __init__.py: the public names
     "compat",
     "cli",

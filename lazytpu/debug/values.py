@@ -14,7 +14,7 @@ from lazytpu.debug import eager_mode
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Node, Number, Value, trace
 from lazytpu.ir.types import TensorType
-from lazytpu.runtime import executables, launch, transfers
+from lazytpu.runtime import executables, launch, meshes, transfers
 from lazytpu.tracing import cutting
 
 
@@ -44,7 +44,7 @@ class PendingGraph:
         """Compute the outputs of a graph of its values, on the CPU, row-major.  They share the device's memory."""
         executable, _ = executables.executable_for(replace(graph, donated=()))
         inputs = [self.buffers[v.index] for v in graph.inputs]
-        results = launch.run(executable, inputs, *self._scalars)
+        results = launch.run(executable, meshes.placed(graph, inputs), *self._scalars)
         return [transfers.to_host(result) for result in results]
 
     def contents(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:

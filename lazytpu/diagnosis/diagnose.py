@@ -77,7 +77,8 @@ def _here(cursor: Node, context: Context) -> Site:
 
 def _of_known_path(cursor: Node, key: tuple[Any, ...], context: Context) -> Cause:
     """Return the cause for a path that is known to its end."""
-    outputs, donated, *checks = key
+    outputs, donated, *checks = key[:3]
+    shardings = key[3:]
     known = list(cursor.executables)
     here, number = _here(cursor, context), graph_through(cursor)
     if key in cursor.executables:
@@ -91,9 +92,11 @@ def _of_known_path(cursor: Node, key: tuple[Any, ...], context: Context) -> Caus
     if not known:
         text = f"the ops up to op {cursor.depth} were recorded before, never compiled: no result was held, or it failed"
         return Cause("unfinished", text, here)
+    if any(old[:3] == key[:3] and old[3:] != shardings for old in known):
+        return Cause("sharding", "results are to lie otherwise on the mesh", here, known=number)
     if any(old[:2] == (outputs, donated) for old in known):
         return _setting({"check_bounds": (not checks, bool(checks))}, here, number)
-    known = [old for old in known if old[2:] == tuple(checks)] or known
+    known = [old for old in known if old[2:3] == tuple(checks)] or known
     for old_outputs, old_donated, *_ in known:
         if old_outputs == outputs:
             return _donation(donated, old_donated, here, number, context)

@@ -90,6 +90,9 @@ def _has_tensors(x: Any) -> bool:
 
 def _other_type(new: Value, old: Value, seen: list[str], described: str) -> tuple[str, str, str, str]:
     """Return what `_difference` does for an input that has another type."""
+    if new.layout is old.layout:  # then its sharding is another
+        name = described.partition(",")[0] or f"input %p{new.index}"
+        return "sharding", f"sharding of {name} was {_placed(old)} and is {_placed(new)}", described, ""
     changed, more = _change(new.layout, old.layout)
     reason = "values" if "computed on the CPU" in described else changed  # by an op whose sizes depend on values
     if described.startswith(("parameter", "buffer", "state")) and changed not in ("dtype", "memory layout"):
@@ -97,6 +100,10 @@ def _other_type(new: Value, old: Value, seen: list[str], described: str) -> tupl
     text = f"input %p{new.index} was {old.layout.describe()} and is {new.layout.describe()}: {changed} changed{more}"
     given = "; ".join(filter(None, (described, _seen("types", seen))))
     return "input", text, given, _FIXES.get(reason, "")
+
+
+def _placed(value: Value) -> str:
+    return "replicated" if value.sharding is None or value.sharding.is_replicated else value.sharding.describe()
 
 
 def _change(new: TensorType, old: TensorType) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from lazytpu.ir.op_schema import aten, op_of
 from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.location import conversion
 from lazytpu.location.site import line_here
-from lazytpu.runtime import transfers
+from lazytpu.runtime import meshes, transfers
 from lazytpu.tensors.layout import root_layout
 from lazytpu.tensors.storage import new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
@@ -153,6 +153,8 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
         storage, layout = resolve(cell)
         buffer = transfers.to_device(host)
         if layout is storage.layout:
+            if storage.sharding is not None:
+                buffer = meshes.put(buffer, storage.sharding, layout.size)
             write_buffer(storage, buffer)
             storage.origin = line_here()
         else:

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lazytpu.ir.printer import graph_text
+from lazytpu.ir.sharding import Mesh, Sharding, named_sharding
 from lazytpu.ir.tree import Node, Number, Value, operands
+
+SHARD = "lazytpu.shard"
+"""Name of the op that lays its operand out on a mesh: ``shard(x, name of the sharding)``."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Graph:
         uniform: (kind, start, stop) of numbers that are one and the same, see `lazytpu.passes.uniform_scalars`.
         concatenated: how many of the last outputs, all of one dtype, the program returns as one flat array: a small
             result of its own costs more than computing it (`lazytpu.frontends.replay.capture`).
+        shardings: of the outputs, None where XLA chooses; empty for a graph of one device.
     """
 
     nodes: tuple[Node, ...]
@@ -39,6 +44,7 @@ class Graph:
     checked: bool = False
     uniform: tuple[tuple[str, int, int], ...] = ()
     concatenated: int = 0
+    shardings: tuple[Sharding | None, ...] = ()
 
     @cached_property
     def names(self) -> dict[Value, str]:
@@ -60,6 +66,19 @@ class Graph:
                 if type(x) is Number:
                     found.setdefault((x.kind, x.index), x)
         return tuple(found.values())
+
+    @cached_property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The meshes that inputs, outputs and ops of the graph lie on, all over the same devices in one order."""
+        found = {v.sharding.mesh: None for v in self.inputs if v.sharding is not None}
+        found |= {s.mesh: None for s in self.shardings if s is not None}
+        found |= {named_sharding(n.args[1]).mesh: None for n in self.nodes if n.op.name == SHARD}
+        return tuple(found)
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The first of the meshes; None for a graph of one device."""
+        return self.meshes[0] if self.meshes else None
 
     @cached_property
     def key(self) -> str:

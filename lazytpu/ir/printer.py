@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lazytpu.dtypes import short_name
+from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.tree import Node, Number, Value, operands
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def graph_text(graph: Graph, *, sites: bool = True) -> str:
         sites: whether to print the user's lines and the comment at the head.
     """
     names = graph.names
-    head = [f"{names[v]}: {v.layout.describe()}" for v in graph.inputs]
+    head = [f"{names[v]}: {v.layout.describe()}{_placed(v.sharding)}" for v in graph.inputs]
     head += [f"{number_name(n)}: {_NUMBER_TYPE[n.kind] if n.dtype != 'rng' else 'u64[2]'}" for n in graph.numbers]
     note = f"  # {_numbers_note(graph.numbers)}" if sites and graph.numbers else ""
     lines = [f"graph({', '.join(head)}) {{{note}"]
@@ -36,6 +37,8 @@ def graph_text(graph: Graph, *, sites: bool = True) -> str:
             line = f"{line:<{SITE_COLUMN}} # {node.site.describe()}"
         lines.append(line)
     lines.append(f"  return {', '.join(names[v] for v in graph.outputs)}")
+    if graph.mesh is not None:
+        lines += _mesh_lines(graph, names)
     if graph.donated:
         lines.append(f"  donate {', '.join(names[graph.inputs[d]] for d in graph.donated)}")
     if graph.checked:
@@ -45,6 +48,18 @@ def graph_text(graph: Graph, *, sites: bool = True) -> str:
     if graph.concatenated:
         lines.append(f"  concatenate the last {graph.concatenated}")
     return "\n".join([*lines, "}"])
+
+
+def _placed(sharding: Sharding | None) -> str:
+    return "" if sharding is None else f" {sharding.describe()}"
+
+
+def _mesh_lines(graph: Graph, names: dict[Value, str]) -> list[str]:
+    """Return the meshes of a graph, and the shardings that its results are to have."""
+    wanted = zip(graph.outputs, graph.shardings, strict=False)
+    shown = ", ".join(f"{names[v]}{_placed(s)}" for v, s in wanted if s is not None)
+    lines = [f"  on {mesh}" for mesh in graph.meshes]
+    return [*lines, f"  lay out {shown}"] if shown else lines
 
 
 def _numbers_note(numbers: Sequence[Number]) -> str:

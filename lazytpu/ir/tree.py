@@ -14,19 +14,21 @@ from __future__ import annotations
 from typing import Any, cast
 
 from lazytpu.ir.op_schema import Op
+from lazytpu.ir.sharding import Mesh, Sharding
 from lazytpu.ir.types import TensorType
 
 
 class Value:
     """One array: result ``index`` of ``node``, or input number ``index`` of the graph (``node`` None).
 
-    Identity is equality.  A value has one layout, so tensors that share a value share their strides.
+    Identity is equality.  A value has one layout, so tensors that share a value share their strides.  An input that
+    lies on a mesh has a sharding; None for one that does not, and for results.
     """
 
-    __slots__ = ("index", "layout", "node")
+    __slots__ = ("index", "layout", "node", "sharding")
 
-    def __init__(self, node: Node | None, index: int, layout: TensorType) -> None:
-        self.node, self.index, self.layout = node, index, layout
+    def __init__(self, node: Node | None, index: int, layout: TensorType, sharding: Sharding | None = None) -> None:
+        self.node, self.index, self.layout, self.sharding = node, index, layout, sharding
 
     def __repr__(self) -> str:
         return f"%{'p' if self.node is None else f'{self.node.depth - 1}.'}{self.index}: {self.layout}"
@@ -166,6 +168,8 @@ class Trace:
         parted: (node, its new child) where this step left the known paths.
         forgetful: nothing recorded is found again, see `remember`.
         apart: the body of a loop is being recorded, on a path of its own that must not be cut.
+        mesh: the mesh of this step, once something in it has a sharding; ``shardings`` are those of its inputs, by
+            their numbers.
         shadow: after a number was made dynamic, the node of the path left there that corresponds to the cursor.
     """
 
@@ -179,6 +183,7 @@ class Trace:
         "input_values",
         "inputs",
         "ints",
+        "mesh",
         "nodes",
         "ops",
         "parted",
@@ -188,6 +193,7 @@ class Trace:
         "root_name",
         "roots",
         "shadow",
+        "shardings",
         "step",
     )
 
@@ -203,17 +209,19 @@ class Trace:
         self.ints: list[int] = []
         self.complexes: list[complex] = []
         self.pending: list[Any] = []
-        self.input_values: dict[tuple[int, TensorType], Value] = {}
+        self.input_values: dict[tuple[int, TensorType, Sharding | None], Value] = {}
+        self.mesh: Mesh | None = None
+        self.shardings: dict[int, Sharding] = {}
         self.nodes = 0
         self.ops = 0
         self.parted: tuple[Node, Node] | None = None
         self.shadow: Node | None = None
 
-    def input_value(self, index: int, layout: TensorType) -> Value:
-        """The value that stands for input ``index`` of this layout on every path."""
-        value = self.input_values.get((index, layout))
+    def input_value(self, index: int, layout: TensorType, sharding: Sharding | None = None) -> Value:
+        """The value that stands for input ``index`` of this layout and sharding on every path."""
+        value = self.input_values.get((index, layout, sharding))
         if value is None:
-            value = self.input_values[index, layout] = Value(None, index, layout)
+            value = self.input_values[index, layout, sharding] = Value(None, index, layout, sharding)
         return value
 
     def close(self) -> None:
@@ -238,16 +246,19 @@ class Trace:
         self.recorded_step = self.step
         self.inputs, self.floats, self.ints, self.complexes = [], [], [], []
         self.parted = self.shadow = None
+        if self.mesh is not None:
+            self.mesh, self.shardings = None, {}
 
     def mark(self) -> tuple[Any, ...]:
         """Where recording stands, for `rewind`."""
         lengths = [len(x) for x in (self.inputs, self.floats, self.ints, self.complexes, self.pending)]
-        return self.cursor, self.nodes, self.parted, self.shadow, lengths
+        return self.cursor, self.nodes, self.parted, self.shadow, lengths, self.mesh
 
     def rewind(self, mark: tuple[Any, ...]) -> list[Any]:
         """Undoes what was recorded since ``mark``; returns the storages that were loaded or written since."""
         last, new = self.cursor, self.nodes - mark[1]
-        self.cursor, self.nodes, self.parted, self.shadow, lengths = mark
+        self.cursor, self.nodes, self.parted, self.shadow, lengths, self.mesh = mark
+        self.shardings = {i: s for i, s in self.shardings.items() if i < lengths[0]}
         if new:  # nodes made since then are at the end of the path, below the first of them
             first = last.path()[-new]
             assert first.parent is not None

@@ -29,7 +29,7 @@ from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import elements_of, is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
-from lazytpu.lowering.registry import Arg, Kwargs, Results, is_strided, rule_of, target_platform
+from lazytpu.lowering.registry import Arg, Kwargs, Results, is_strided, on_one_cpu, rule_of
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
 from lazytpu.lowering.slice_writes import apart, overlapping_writes
@@ -52,7 +52,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
     """
 
     first = {(kind, i): start for kind, start, stop in graph.uniform for i in range(start, stop)}
-    waits = reads_before(graph) if target_platform() == "cpu" else {}
+    waits = reads_before(graph) if on_one_cpu() else {}
     stretches = stretches_of(graph, set(waits))
     overlapping = overlapping_writes(graph)
 

@@ -43,7 +43,7 @@ Target = torch._ops.OpOverload | torch._ops.HigherOrderOperator | str
 _RULES: dict[Target, Rule] = {}
 _DYNAMIC: dict[Target, frozenset[str]] = {}
 _STRIDED: set[Target] = set()
-_platform: list[str] = []
+_platform: list[tuple[str, bool]] = []
 
 
 def lowers(*ops: Target, dynamic: str = "", strided: bool = False) -> Callable[[_R], _R]:
@@ -104,9 +104,14 @@ def lowered_ops() -> Iterator[torch._ops.OpOverload]:
 
 
 @contextmanager
-def lowering_for(platform: str) -> Iterator[None]:
-    """Let rules called inside choose their form for ``platform`` (``cpu``, ``gpu``, ``tpu``)."""
-    _platform.append(platform)
+def lowering_for(platform: str, on_mesh: bool = False) -> Iterator[None]:
+    """Let rules called inside choose their form.
+
+    Args:
+        platform: ``cpu``, ``gpu`` or ``tpu``.
+        on_mesh: the graph lies on several devices, between which XLA will partition it.
+    """
+    _platform.append((platform, on_mesh))
     try:
         yield
     finally:
@@ -122,6 +127,14 @@ def forced(*lowerings: str) -> str:
 def target_platform() -> str:
     """Return the platform that the calling rule is being lowered for."""
     if _platform:
-        return _platform[-1]
+        return _platform[-1][0]
     name = jax.default_backend()
     return "gpu" if name in ("cuda", "rocm") else name
+
+
+def on_one_cpu() -> bool:
+    """Return whether the calling rule is being lowered for a CPU alone, and not for several that share the work.
+
+    What our lowerings for CPUs gain by taking the elements of a batch in turn, a partitioned batch would lose twice.
+    """
+    return target_platform() == "cpu" and not (_platform and _platform[-1][1])

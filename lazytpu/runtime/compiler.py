@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache as remembered
 from typing import Any
@@ -17,8 +17,10 @@ import torch
 from lazytpu.config import config
 from lazytpu.errors import CompileError
 from lazytpu.ir.graph import Graph
+from lazytpu.ir.tree import Value
 from lazytpu.lowering.lower import function_of, type_of
 from lazytpu.lowering.registry import lowering_for, target_platform
+from lazytpu.lowering.support import shardings
 from lazytpu.observe import logs, metrics, regions
 from lazytpu.runtime import client
 from lazytpu.runtime.executable import Executable, donated_bytes, failure, smallest_result
@@ -46,25 +48,58 @@ def lower(graph: Graph) -> Any:
         inputs = dict(zip(order, [*donated, *retained], strict=True))
         return function([inputs[i] for i in range(len(order))], floats, ints, complexes)
 
-    step.__name__ = f"lazytpu_{graph.key[:8]}"
+    def step_on_mesh(
+        donated: list[jax.Array], retained: list[jax.Array], *scalars: jax.Array | None
+    ) -> tuple[jax.Array, ...]:
+        inputs = dict(zip(order, [*donated, *retained], strict=True))
+        cropped = [shardings.cropped(inputs[i], v.layout.size) for i, v in enumerate(graph.inputs)]
+        return pad_results(graph, function(cropped, *scalars))
+
+    traced: Callable[..., tuple[jax.Array, ...]] = step if graph.mesh is None else step_on_mesh
+    traced.__name__ = f"lazytpu_{graph.key[:8]}"
     donated, retained, scalars = argument_types(graph)
     with (
         uninterrupted(),
         jax.enable_x64(True),
         jax.default_matmul_precision(config.matmul_precision),
-        lowering_for(client.platform()),
+        lowering_for(client.platform(), on_mesh=graph.mesh is not None),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # freed early is good enough
         options = options_for(graph)
-        return jax.jit(step, donate_argnums=0, compiler_options=options).trace(donated, retained, *scalars).lower()
+        placed = None if graph.mesh is None else result_shardings(graph)
+        jitted = jax.jit(traced, donate_argnums=0, compiler_options=options, out_shardings=placed)
+        return jitted.trace(donated, retained, *scalars).lower()
 
 
 def argument_types(graph: Graph) -> tuple[list[Any], list[Any], list[Any]]:
     """Return the types of the donated inputs, of the others, and of the scalar arrays (None where there are none)."""
     kinds = zip(graph.counts, (np.float64, np.int64, np.complex128), strict=True)
-    donated, retained = split_donated(graph, [type_of(v.layout) for v in graph.inputs])
+    donated, retained = split_donated(graph, [input_type(graph, v) for v in graph.inputs])
     return donated, retained, [jax.ShapeDtypeStruct((n,), dtype) if n else None for n, dtype in kinds]
+
+
+def input_type(graph: Graph, value: Value) -> jax.ShapeDtypeStruct:
+    """Return the type of the array that an input is given as: on a mesh one that is replicated or padded to parts."""
+    plain = type_of(value.layout)
+    if graph.mesh is None:
+        return plain
+    if value.sharding is None:
+        return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=shardings.replicated(graph.mesh))
+    size = value.sharding.padded(plain.shape)
+    return jax.ShapeDtypeStruct(size, plain.dtype, sharding=shardings.named(value.sharding))
+
+
+def pad_results(graph: Graph, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """Return the results, those that are to have a sharding padded to its parts."""
+    wanted = [*graph.shardings, *[None] * (len(results) - len(graph.shardings))]
+    return tuple([x if s is None else shardings.padded(x, s) for x, s in zip(results, wanted, strict=True)])
+
+
+def result_shardings(graph: Graph) -> tuple[jax.sharding.NamedSharding | None, ...]:
+    """Return the shardings of the results of a graph on a mesh, None where XLA chooses."""
+    wanted = graph.shardings or (None,) * len(graph.outputs)
+    return (*[None if s is None else shardings.named(s) for s in wanted], *[None] * graph.checked)
 
 
 def options_for(graph: Graph) -> dict[str, Any]:

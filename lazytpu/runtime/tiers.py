@@ -23,7 +23,7 @@ _profilers = calls_of("region")
 
 def interpreted_at_first(graph: Graph) -> Executable | None:
     """Return what interprets a graph; None where it is to be compiled."""
-    if config.compile_after <= 1 or not _may_interpret(graph):
+    if config.compile_after <= 1 or graph.mesh is not None or not _may_interpret(graph):
         return None
     times = _seen.find(graph.key) or 0
     if times + 1 >= config.compile_after:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.tree import Value, trace
 from lazytpu.tensors.layout import Layout
 
@@ -33,6 +34,8 @@ class Storage:
         host: CPU memory that holds the contents until a tensor gives them a type (saving.py).
         address: what ``data_ptr`` says, once it was asked.
         origin: the line that moved the contents here from the host (an `ir.site.Site`).
+        sharding: how the contents lie on a mesh; None on one device, and where every device of a mesh has all of them
+            without anybody having asked for it.
         computed_on_host: an op that has to run on the CPU made the contents there.
     """
 
@@ -51,6 +54,7 @@ class Storage:
     address: int = 0
     origin: Any = None
     computed_on_host: bool = False
+    sharding: Sharding | None = None
 
 
 class Alias:

@@ -11,15 +11,16 @@ from lazytpu.config import config
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.events import Usage
 from lazytpu.errors import LazyTPUError
+from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.tree import Node, Value, trace
 from lazytpu.location import site
 from lazytpu.observe import metrics, regions, step_statistics
 from lazytpu.observers import Observer, add, notify
-from lazytpu.runtime import index_checks, launch, placement, transfers
+from lazytpu.runtime import index_checks, launch, meshes, placement, transfers
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.storage import NOTHING, Storage
-from lazytpu.tracing import record
+from lazytpu.tracing import record, shardings_kept
 from lazytpu.tracing.liveness import key_of, live_storages
 from lazytpu.tracing.planning import Plan, Planner, plan_of
 
@@ -95,7 +96,7 @@ def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
         wanted = key[0] or config.check_bounds and index_checks.checked_nodes(trace.cursor)
         plan = None if not wanted else plan_of(*key) if planner is None else planner(live, key)
         buffers = {} if plan is None else run(plan, key[0])
-        _store(live, buffers)
+        _store(live, buffers, dict(zip(key[0], key[3], strict=True)) if trace.mesh is not None else {})
         placement.note_new_ops(trace)
         next_step()
     metrics.count("cut")
@@ -109,6 +110,8 @@ def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
 def run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
     """Run what was planned for the outputs, values at the cursor; return the buffer of each."""
     inputs = [trace.inputs[i][1] for i in plan.inputs]
+    if meshes.in_use():
+        inputs = shardings_kept.placed(plan.executable.graph, plan.inputs, inputs)
     results = launch.run(plan.executable, inputs, trace.floats, trace.ints, trace.complexes)
     if step_statistics.measuring():
         recorded.append((trace.cursor, plan.executable.usage))
@@ -125,8 +128,12 @@ def outputs_of(executable: Executable, results: Any, path: Node, outputs: tuple[
     return results[:-1]
 
 
-def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
-    """Give the live storages the results; storages with one value share its buffer."""
+def _store(live: list[Storage], buffers: dict[Value, Any], shardings: dict[Value, Sharding | None]) -> None:
+    """Give the live storages the results; storages with one value share its buffer.
+
+    Args:
+        shardings: those that were wanted, of a step on a mesh.
+    """
     first: dict[int, Storage] = {}
     _adopt_inputs(live)
     for storage in live:
@@ -135,6 +142,8 @@ def _store(live: list[Storage], buffers: dict[Value, Any]) -> None:
             buffer = buffers[value]
             storage.buffer, storage.shared = buffer, id(buffer) in first
             first.setdefault(id(buffer), storage).shared = storage.shared
+            if shardings:
+                shardings_kept.note_result(storage, shardings[value])
         storage.value, storage.step = NOTHING, 0
 
 
@@ -169,6 +178,6 @@ def _adopt_inputs(live: list[Storage]) -> None:
         if value.node is None:
             source, buffer, _ = trace.inputs[value.index]
             if source is not storage or storage.buffer is not buffer:
-                storage.buffer, storage.shared = buffer, True
+                shardings_kept.take_over(storage, value.index)
                 if source.buffer is buffer:
                     source.shared = True

@@ -10,6 +10,7 @@ from typing import Any
 from lazytpu.config import config
 from lazytpu.ir.tree import Value, trace
 from lazytpu.tensors.storage import Storage, new_storage
+from lazytpu.tracing.shardings_kept import wanted_shardings
 
 
 def live_storages() -> list[Storage]:
@@ -40,6 +41,8 @@ _UNHELD = _calibrate()
 def key_of(live: list[Storage]) -> Any:
     """Return the key of an executable on the last node: outputs, donated inputs, True behind them for bounds checks.
 
+    For a step on a mesh there are always four: whether bounds are checked, and what sharding each output is to keep.
+
     XLA gives the memory of donated inputs to the outputs of their type in order, and copies where it does not suit.  So
     what overwrites an input comes first, in the order of these inputs.
     """
@@ -49,6 +52,8 @@ def key_of(live: list[Storage]) -> Any:
         held = set(values)
         values = [v for v in overwriting if v in held] + values
     key = tuple(dict.fromkeys(values)), donated
+    if trace.mesh is not None:
+        return (*key, config.check_bounds, wanted_shardings(live, key[0]))
     return (*key, True) if config.check_bounds else key
 
 
@@ -66,7 +71,7 @@ def donated_values(live: list[Storage]) -> tuple[tuple[Value, ...], list[Value]]
             continue
         overwritten = storage.step == step and storage.value.node is not None
         if overwritten or storage.buffer is not buffer:
-            value = trace.input_value(index, storage.layout)
+            value = trace.input_value(index, storage.layout, trace.shardings.get(index))
             if value not in kept:
                 if overwritten:
                     donated.append(value)

@@ -9,8 +9,10 @@ from typing import Any
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.diagnose import cause_of, cause_of_scalars
 from lazytpu.ir.graph import Graph, graph_of
+from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.tree import Value, trace
 from lazytpu.observe import metrics
+from lazytpu.passes.shardings import with_shardings
 from lazytpu.runtime import compiler, executables, index_checks, tiers
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.least_recent import LeastRecent
@@ -35,10 +37,22 @@ class Plan:
 Planner = Callable[[list[Storage], Any], Plan]
 
 
-def plan_of(outputs: tuple[Value, ...], donated: tuple[Value, ...], checks: bool = False) -> Plan:
-    """Find or compile what to run for the path that ends at the cursor."""
+def plan_of(
+    outputs: tuple[Value, ...],
+    donated: tuple[Value, ...],
+    checks: bool = False,
+    wanted: tuple[Sharding | None, ...] | None = None,
+) -> Plan:
+    """Find or compile what to run for the path that ends at the cursor.
+
+    Args:
+        outputs, donated, checks, wanted: the key of the cut, from `liveness.key_of`.
+    """
     node = trace.cursor
-    key = (outputs, donated, True) if checks else (outputs, donated)
+    key: tuple[object, ...] = (outputs, donated, True) if checks else (outputs, donated)
+    if trace.mesh is not None:
+        wanted = (None,) * len(outputs) if wanted is None else wanted
+        key = (outputs, donated, checks, wanted)
     reference, inputs = node.executables.get(key, (None, ()))
     known = reference and reference()
     fitting = known and executables.fits(known, trace.floats, trace.ints)
@@ -47,6 +61,8 @@ def plan_of(outputs: tuple[Value, ...], donated: tuple[Value, ...], checks: bool
         metrics.count("cache_hit")
         return Plan(known, inputs)
     graph = graph_of(node, outputs, donated, index_checks.checked_nodes(node) if checks else ())
+    if trace.mesh is not None and wanted is not None:
+        graph = with_shardings(graph, wanted, trace.mesh)
     executable = executable_of(graph, key, known if known and not fitting else None, tiers.interpreted_at_first)
     inputs = tuple([v.index for v in graph.inputs])
     if not executable.interpreted:

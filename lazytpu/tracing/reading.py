@@ -50,13 +50,19 @@ def contents_of(cell: Cell, reason: str) -> torch.Tensor:
     """
     step, waited_s = trace.step, _WAIT.total
     try:
-        host = transfers.to_host(buffer_of(cell, reason))
+        host = _to_host(cell, reason)
     except DonatedBufferError:
         with record.lock:
-            host = transfers.to_host(buffer_of(cell, reason))
+            host = _to_host(cell, reason)
     events.waited(reason, str(site.line_of_read()), _WAIT.total - waited_s, after_cut=trace.step != step)
     index_checks.raise_if_any()
     return host
+
+
+def _to_host(cell: Cell, reason: str) -> torch.Tensor:
+    host = transfers.to_host(buffer_of(cell, reason))
+    size = resolve(cell)[0].layout.size
+    return host if host.shape == size else host[tuple([slice(n) for n in size])]  # without the padding of a sharding
 
 
 def buffer_of(cell: Cell, reason: str) -> Any:

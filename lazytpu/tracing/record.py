@@ -28,6 +28,7 @@ from lazytpu.tensors.storage import Alias, Cell, Storage, commit, resolve
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.tracing import dynamic_scalars
 from lazytpu.tracing.infer import infer
+from lazytpu.tracing.meshes import on_mesh
 
 lock = threading.RLock()  # held by misses, cuts and everything off the hot path
 _KIND = {float: "f", int: "i", bool: "i", complex: "c"}
@@ -65,6 +66,9 @@ def _load_storage(storage: Storage, step: int) -> Value:
         commit({storage: value}, step)
         return value
     trace.refuse_if_closed()
+    sharding = storage.sharding
+    if sharding is not None:
+        on_mesh(sharding.mesh)
     if not trace.inputs:
         collect_before_step()
     inputs, entry = trace.inputs, (storage, storage.buffer, storage.shared)
@@ -72,7 +76,9 @@ def _load_storage(storage: Storage, step: int) -> Value:
     index = len(inputs) - 1
     while inputs[index] is not entry:
         index -= 1
-    value = trace.input_value(index, layout)
+    if sharding is not None:
+        trace.shardings[index] = sharding
+    value = trace.input_value(index, layout, sharding)
     storage.reads = None
     if trace.step == step:
         storage.value = value

@@ -16,7 +16,7 @@ from lazytpu.dtypes import to_torch
 from lazytpu.ir.tree import trace
 from lazytpu.ir.types import contiguous_stride
 from lazytpu.observe import metrics
-from lazytpu.runtime import client
+from lazytpu.runtime import client, meshes
 from lazytpu.tensors.layout import root_layout
 from lazytpu.tensors.storage import Storage, new_storage, resolve
 from lazytpu.tensors.tensor import LazyTensor, make
@@ -63,7 +63,7 @@ def share_buffer(tensor: torch.Tensor) -> Any:
                 storage, _ = resolve(cell_of(tensor.clone(memory_format=torch.contiguous_format)))
         buffer = reading.buffer_of(storage, "to_jax")
         _mark_shared(storage, buffer)
-        return buffer
+        return meshes.whole_of(buffer, storage.layout.size)
 
 
 def _mark_shared(storage: Storage, buffer: Any) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazytpu.lowering.registry import forced, lowers, target_platform
+from lazytpu.lowering.registry import forced, lowers, on_one_cpu, target_platform
 from lazytpu.lowering.support import conv_groups, conv_matmul, conv_narrow
 from lazytpu.lowering.support.operands import compute_dtype
 
@@ -29,7 +29,7 @@ def _own_lowering(x=None, groups=1):
     Its convolution of f32 along one dimension is as good as ours where the channels are neither few nor very many.
     """
     how = forced("own_convolution", "xla_convolution")
-    if how or target_platform() != "cpu":
+    if how or not on_one_cpu():
         return how == "own_convolution"
     return x is None or x.ndim != 3 or groups > 1 or x.dtype != jnp.float32 or not 8 <= x.shape[1] < 512
 

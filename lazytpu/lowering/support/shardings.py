@@ -1,0 +1,71 @@
+"""Shardings as jax has them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lazytpu.ir.sharding import Mesh, Sharding, interned
+
+
+@cache
+def mesh_of(mesh: Mesh) -> jax.sharding.Mesh:
+    """Return jax's mesh over the same devices.
+
+    Raises:
+        ValueError: there is no device of one of the ids.
+    """
+    known = {device.id: device for device in jax.devices()}
+    missing = [i for i in mesh.devices if i not in known]
+    if missing:
+        raise ValueError(f"{mesh}: there is no device {missing[0]}, but {len(known)} devices: {sorted(known)}")
+    devices = np.array([known[i] for i in mesh.devices]).reshape(mesh.shape)
+    return jax.sharding.Mesh(devices, mesh.axis_names)
+
+
+@cache
+def named(sharding: Sharding) -> NamedSharding:
+    """Return jax's sharding of the same mesh and spec."""
+    return NamedSharding(mesh_of(sharding.mesh), PartitionSpec(*sharding.entries()))
+
+
+@cache
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of an array that all devices of a mesh have all of."""
+    return NamedSharding(mesh_of(mesh), PartitionSpec())
+
+
+@cache
+def known(sharding: NamedSharding, ndim: int, mesh: Mesh) -> Sharding:
+    """Return what jax's sharding of an array of ``ndim`` dimensions is here; ``mesh`` is one over its devices."""
+    found = sharding.mesh
+    grid = Mesh(
+        tuple(found.devices.shape), tuple(map(str, found.axis_names)), tuple([d.id for d in found.devices.flat])
+    )
+    spec = [() if e is None else e if isinstance(e, tuple) else (e,) for e in sharding.spec]
+    full = tuple([tuple(map(str, names)) for names in spec] + [()] * (ndim - len(spec)))
+    return interned(mesh if grid == mesh else grid, full)
+
+
+def padded(x: jax.Array, sharding: Sharding) -> jax.Array:
+    """Return an array with zeros at the ends of dimensions that cannot be split evenly."""
+    size = sharding.padded(x.shape)
+    return (
+        x
+        if size == x.shape
+        else lax.pad(x, x.dtype.type(0), [(0, m - n, 0) for n, m in zip(x.shape, size, strict=True)])
+    )
+
+
+def cropped(x: jax.Array, size: tuple[int, ...]) -> jax.Array:
+    """Return an array without what `padded` has added."""
+    return x if x.shape == size else lax.slice(x, [0] * x.ndim, size)
+
+
+def constrained(x: jax.Array, sharding: Sharding) -> jax.Array:
+    """Return an array that XLA lays out as the sharding says."""
+    return cropped(lax.with_sharding_constraint(padded(x, sharding), named(sharding)), x.shape)

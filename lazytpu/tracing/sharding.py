@@ -1,0 +1,118 @@
+"""Give tensors a sharding."""
+
+from __future__ import annotations
+
+import torch
+
+from lazytpu.errors import LazyTPUError
+from lazytpu.ir.op_schema import op_of
+from lazytpu.ir.sharding import Entry, Mesh, Sharding, interned, sharding
+from lazytpu.ir.tree import trace
+from lazytpu.location import site
+from lazytpu.lowering.rules.sharding import shard_op
+from lazytpu.runtime import meshes
+from lazytpu.tensors.layout import Layout, layout_of
+from lazytpu.tensors.storage import Storage, cell_at, resolve, write_buffer
+from lazytpu.tracing import shardings_kept
+from lazytpu.tracing.meshes import on_mesh
+from lazytpu.tracing.record import cell_of, load, lock, record
+from lazytpu.tracing.transaction import Transaction
+
+_SHARD = op_of(shard_op)
+
+
+def mark(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> None:
+    """Lay the contents of a device tensor out on a mesh, now and whenever they are written.
+
+    Raises:
+        ValueError, TypeError: the spec does not fit; nothing is recorded.
+        LazyTPUError: the tensor is a view that cannot be split apart from the rest of its storage.
+    """
+    wanted = sharding(mesh, spec, tensor.shape)
+    with lock:
+        storage, layout = resolve(cell_of(tensor))
+        if layout is storage.layout:
+            _mark(storage, wanted)
+        elif (order := permutation(storage.layout, layout)) is not None:
+            names = [wanted.spec[order.index(d)] for d in range(len(order))]
+            _mark(storage, interned(wanted.mesh, tuple(names)))
+        elif storage.step == trace.step and storage.value.node is not None:
+            _constrain(storage, layout, wanted)
+        else:
+            raise LazyTPUError(
+                "a view that is only a part of its storage, or has other dimensions, cannot have a sharding of its own",
+                at=str(site.line_here()),
+                given=f"{layout.describe()} of a storage {storage.layout.describe()}",
+                fix="mark the tensor it is a view of, or a clone() of it",
+            )
+    if tensor.requires_grad and tensor.is_leaf:
+        shardings_kept.share_with_gradient(tensor)
+    elif tensor.requires_grad and torch.is_grad_enabled():
+        tensor.register_hook(lambda grad: _marked_gradient(grad, mesh, spec))
+
+
+def _marked_gradient(grad: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> None:
+    with torch.no_grad():
+        mark(grad, mesh, spec)
+
+
+def _mark(storage: Storage, wanted: Sharding) -> None:
+    if storage.sharding is wanted:
+        return
+    if storage.buffer is None or storage.step == trace.step:
+        _constrain(storage, storage.layout, wanted)
+        storage.sharding = wanted
+    else:
+        buffer = meshes.put(storage.buffer, wanted, storage.layout.size)
+        write_buffer(storage, buffer, storage.shared)
+        storage.sharding = wanted
+
+
+def _constrain(storage: Storage, layout: Layout, wanted: Sharding) -> None:
+    """Record that what lies at ``layout`` is laid out on a mesh from here on."""
+    cell = cell_at(storage, layout)
+    transaction = Transaction([cell])
+    while transaction.open():
+        on_mesh(wanted.mesh)
+        value = load(cell)
+        node = record(_SHARD, [value, str(wanted)], layouts=(layout_of(value.layout),))
+        transaction.write(cell, node.value)
+
+
+def clear(tensor: torch.Tensor) -> None:
+    """Bring the contents of a device tensor to one device."""
+    with lock:
+        storage, _ = resolve(cell_of(tensor))
+        if storage.sharding is None:
+            return
+        if storage.step != trace.step and storage.buffer is not None:
+            write_buffer(storage, meshes.put(storage.buffer, None, storage.layout.size), storage.shared)
+            storage.sharding = None
+        else:
+            _constrain(storage, storage.layout, interned(storage.sharding.mesh, ((),) * len(storage.layout.size)))
+            storage.sharding = None
+
+
+def sharding_of(tensor: torch.Tensor) -> Sharding | None:
+    """Return how a device tensor lies, a view as far as its dimensions are those of its storage."""
+    storage, layout = resolve(cell_of(tensor))
+    found = storage.sharding
+    if found is None or layout is storage.layout:
+        return found
+    order = permutation(storage.layout, layout)
+    return found if order is None else interned(found.mesh, tuple([found.spec[d] for d in order]))
+
+
+def permutation(root: Layout, layout: Layout) -> list[int] | None:
+    """Return which dimension of a storage each one of a view of all of it is; None where they are not the same."""
+    if layout.offset or layout.dtype != root.dtype or len(layout.size) != len(root.size) or layout.bits:
+        return None
+    free = {d: (root.size[d], root.stride[d]) for d in range(len(root.size))}
+    order = []
+    for pair in zip(layout.size, layout.stride, strict=True):
+        place = next((d for d, other in free.items() if other == pair), None)
+        if place is None:
+            return None
+        del free[place]
+        order.append(place)
+    return order

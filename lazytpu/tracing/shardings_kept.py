@@ -1,0 +1,94 @@
+"""See to it at the cut that what has a sharding keeps it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from lazytpu.ir.graph import Graph
+from lazytpu.ir.sharding import Sharding, interned
+from lazytpu.ir.tree import Value, trace
+from lazytpu.runtime import meshes
+from lazytpu.runtime.meshes import Buffer
+from lazytpu.tensors.storage import Storage, resolve
+from lazytpu.tracing.record import cell_of
+
+_leaves: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters with a sharding
+
+
+def share_with_gradient(parameter: torch.Tensor) -> None:
+    """Let the gradient of a parameter take its sharding from now on."""
+    key = id(parameter)
+    if key not in _leaves:
+        _leaves[key] = weakref.ref(parameter, lambda _: _leaves.pop(key, None))
+
+
+def wanted_shardings(live: list[Storage], outputs: tuple[Value, ...]) -> tuple[Sharding | None, ...]:
+    """Return what the storages that hold the outputs of a step on a mesh want, None where they want nothing.
+
+    What overwrites a storage keeps its sharding; a gradient has that of its parameter.
+    """
+    mesh = trace.mesh
+    assert mesh is not None
+    _share_with_gradients()
+    found: dict[Value, Sharding] = {}
+    for storage in live:
+        value = storage.value
+        if value.node is None or value in found:
+            continue
+        if storage.sharding is not None:
+            found[value] = storage.sharding
+        elif storage.buffer is not None:
+            found[value] = interned(mesh, ((),) * len(value.layout.size))
+    return tuple([found.get(value) for value in outputs])
+
+
+def _share_with_gradients() -> None:
+    for reference in list(_leaves.values()):
+        parameter = reference()
+        grad = None if parameter is None else parameter.grad
+        if parameter is None or grad is None or grad.device != parameter.device:
+            continue
+        own, storage = resolve(cell_of(parameter))[0], resolve(cell_of(grad))[0]
+        if storage.sharding is None and storage.layout.size == own.layout.size:
+            storage.sharding = own.sharding
+
+
+def note_result(storage: Storage, asked: Sharding | None) -> None:
+    """Note how a result of a step on a mesh lies, which a storage holds now.
+
+    Args:
+        asked: the sharding that was wanted for it.
+    """
+    assert trace.mesh is not None
+    if storage.sharding is None or asked is not storage.sharding:
+        storage.sharding = meshes.sharding_of(storage.buffer, trace.mesh)
+
+
+def take_over(storage: Storage, index: int) -> None:
+    """Give a storage the contents of an input of this step, which it shares from now on if they lie alike."""
+    _, buffer, _ = trace.inputs[index]
+    lies = trace.shardings.get(index)
+    if storage.sharding is None and storage.buffer is None:
+        storage.sharding = lies
+    elif storage.sharding is not lies:
+        buffer = meshes.put(meshes.whole_of(buffer, storage.layout.size), storage.sharding, storage.layout.size)
+    storage.buffer, storage.shared = buffer, True
+
+
+def placed(graph: Graph, numbers: Sequence[int], buffers: Sequence[Buffer]) -> list[Buffer]:
+    """Return the inputs of a graph where it takes them; a storage keeps what was put on a mesh for it.
+
+    Args:
+        numbers: those of the inputs in the step.
+        buffers: what they are.
+    """
+    found = meshes.placed(graph, buffers)
+    if graph.mesh is not None:
+        for number, old, new in zip(numbers, buffers, found, strict=True):
+            storage = trace.inputs[number][0]
+            if new is not old and storage.buffer is old:
+                storage.buffer = new
+    return found
