@@ -79,6 +79,7 @@ class Node:
         "layout",
         "natural",
         "op",
+        "operands",
         "parent",
         "structure",
         "site",
@@ -103,6 +104,7 @@ class Node:
         self.structure: Any = 0
         self.natural: tuple[TensorType, ...] | None = None
         self.site: Any = None
+        self.operands: list[Value | Number] | None = None  # see `operands`
 
     def set_results(self, layouts: tuple[TensorType | None, ...], structure: Any) -> None:
         """Gives the node its results."""
@@ -134,8 +136,10 @@ class Unfound(dict[Any, Node]):
 
 
 def operands(node: Node) -> list[Any]:
-    """Every `Value` and `Number` among the arguments of a node, in order."""
-    found: list[Any] = []
+    """Return every `Value` and `Number` among the arguments of a node, in order; found once, for the caller to read."""
+    if node.operands is not None:
+        return node.operands
+    found = node.operands = []
 
     def visit(x: Any) -> None:
         if type(x) is Value or type(x) is Number:

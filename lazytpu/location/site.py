@@ -8,6 +8,7 @@ import sysconfig
 import threading
 import weakref
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import CodeType, FrameType
 
 import torch
@@ -71,6 +72,7 @@ def is_ours(name: str) -> bool:
     return name.startswith((_OURS, "<lazytpu"))
 
 
+@cache
 def is_user_file(name: str) -> bool:
     """Whether a frame's file is the user's: not of torch, lazytpu or the standard library, and not made up."""
     if name.startswith((_OURS, _TORCH, "<")):

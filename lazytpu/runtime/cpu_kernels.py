@@ -30,8 +30,13 @@ def call_kernel(node: Node, operand: Callable[[Value | Number], object]) -> list
     """
     kernel: Callable[..., Any] = COMPOSED.get(node.op.recorded, node.op.recorded)
     args = [replaced(x, operand) for x in node.args]
-    kwargs = {name: replaced(x, operand) for name, x in node.kwargs.items()}
-    results: list[torch.Tensor | None] = tree_flatten(kernel(*args, **kwargs), is_leaf=lambda x: x is None)[0]
+    if node.kwargs:
+        found = kernel(*args, **{name: replaced(x, operand) for name, x in node.kwargs.items()})
+    else:
+        found = kernel(*args)
+    if isinstance(found, torch.Tensor):
+        return [found]
+    results: list[torch.Tensor | None] = tree_flatten(found, is_leaf=lambda x: x is None)[0]
     return results
 
 

@@ -11,7 +11,6 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
@@ -32,7 +31,8 @@ _COUNTS = {"f": 0, "i": 1, "c": 2}
 
 def interpreted(graph: Graph) -> Executable:
     """Return what runs a graph once as an executable does, and donates nothing."""
-    graph = replace(graph, donated=())
+    key, graph = graph.key, replace(graph, donated=(), uniform=())
+    graph.__dict__["key"] = key  # it computes the same
     return compiler.executable_of(graph, Interpretation(graph), interpreted=True)
 
 
@@ -55,7 +55,7 @@ class Interpretation:
                 contents.update(run.results(node))
                 for value in dead:
                     contents.pop(value, None)
-            return [_buffer(contents[v], taken) for v in graph.outputs]
+            return client.put([_array(contents[v], taken) for v in graph.outputs])
 
 
 class _Run:
@@ -107,7 +107,7 @@ class _Run:
         for value in inputs:
             if value not in self.contents and value.node is not None:  # a kernel computed the rest of its op's results
                 self.contents.update(self._by_rule(value.node))
-        buffers = [jax.device_put(host_array(self.contents[v], copy=False), client.device()) for v in inputs]
+        buffers = client.put([host_array(self.contents[v], copy=False) for v in inputs])
         packs = [self._pack(kind, [n for n in numbers if n.kind == kind]) for kind in _COUNTS]
         results = executable.compiled([], buffers, *packs)
         made = [v for v in node.values if v is not None]
@@ -153,10 +153,10 @@ def _tensor(buffer: Any, value: Value) -> torch.Tensor:
     return laid_out(host_tensor(np.asarray(buffer)).to(value.layout.dtype), value.layout)
 
 
-def _buffer(tensor: torch.Tensor, taken: set[int]) -> Any:
-    """Return a buffer with the contents of a tensor: with its memory, unless that is not its own or is ``taken``."""
+def _array(tensor: torch.Tensor, taken: set[int]) -> np.ndarray[Any, Any]:
+    """Return the contents of a tensor: in its memory, unless that is not its own or is ``taken``."""
     tensor = tensor.resolve_conj().resolve_neg()
     storage = tensor.untyped_storage()
     own = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in taken
     taken.add(storage.data_ptr())
-    return jax.device_put(host_array(tensor, copy=not own), client.device())
+    return host_array(tensor, copy=not own)

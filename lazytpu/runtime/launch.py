@@ -65,8 +65,7 @@ def split_concatenated(graph: Graph, flat: Any) -> list[Any]:
     ends = list(accumulate(t.size for t in types))
     parts = [host[end - t.size : end].reshape(t.shape).copy() for t, end in zip(types, ends, strict=True)]
     with uninterrupted(), jax.enable_x64(True):
-        found: list[Any] = jax.device_put(parts, client.device())
-    return found
+        return client.put(parts)
 
 
 @regions.region("dispatch")
@@ -138,7 +137,7 @@ def explained(executable: Executable, error: Exception) -> Exception:
 def resident(scalars: Sequence[Any]) -> tuple[Any, ...]:
     """Put scalar arrays on the device, for `start_ready`."""
     with uninterrupted(), jax.enable_x64(True):
-        return tuple([None if p is None else jax.device_put(p, client.device()) for p in scalars])
+        return tuple([None if p is None else client.put([p])[0] for p in scalars])
 
 
 def split_donated(graph: Graph, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -1,10 +1,14 @@
 """Whether a graph is worth compiling: most that come once never come again, and compiling takes seconds.
 
-On CPUs a graph is interpreted until it comes for the ``config.compile_after``-th time.  What decides is a count, never
-a clock, so a program does the same in each run with the same disk cache.
+On CPUs a graph is interpreted until it comes for the ``config.compile_after``-th time, as a training step does.  One
+that returns after more than eight other graphs were interpreted is one of many, as each length of a text is: compiling
+all of them takes minutes, so such a return counts an eighth.  What decides is a count, never a clock, so a program does
+the same in each run with the same disk cache.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -17,19 +21,42 @@ from lazytpu.runtime.interpreter import interpreted
 from lazytpu.runtime.least_recent import LeastRecent
 
 _MOST_SEEN = 10_000
-_seen = LeastRecent(_MOST_SEEN)  # the key of a graph: how often it was interpreted
+_NEARBY = 8
+_FAR_RETURNS = 8  # of a graph that count as one: compiling takes some ten times as long as interpreting
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of a graph that was interpreted: how often it came, in eighths, and when it came last."""
+
+    eighths: int
+    last: int
+
+
+_seen = LeastRecent(_MOST_SEEN)  # the key of a graph: `_Seen`
+_runs = [0]  # how many graphs were interpreted
 _profilers = calls_of("region")
 
 
 def interpreted_at_first(graph: Graph) -> Executable | None:
     """Return what interprets a graph; None where it is to be compiled."""
+    return interpreted(graph) if interpret_again(graph) else None
+
+
+def interpret_again(graph: Graph) -> bool:
+    """Return whether a graph is to be interpreted now, and count that it was."""
     if config.compile_after <= 1 or graph.mesh is not None or not _may_interpret(graph):
-        return None
-    times = _seen.find(graph.key) or 0
-    if times + 1 >= config.compile_after:
-        return None
-    _seen.keep(graph.key, times + 1)
-    return interpreted(graph)
+        return False
+    seen = _seen.find(graph.key)
+    if seen is None:
+        _seen.keep(graph.key, seen := _Seen(0, _runs[0]))
+    near = _runs[0] - seen.last <= _NEARBY
+    seen.eighths += _FAR_RETURNS if near else 1
+    if seen.eighths >= _FAR_RETURNS * config.compile_after:
+        return False
+    _runs[0] += 1
+    seen.last = _runs[0]
+    return True
 
 
 def _may_interpret(graph: Graph) -> bool:

@@ -27,7 +27,7 @@ from lazytpu.runtime.host.interrupts import uninterrupted
 def to_device(tensor: torch.Tensor) -> Any:
     """Return a buffer with the contents of a CPU tensor.
 
-    It copies the contents first: ``jax.device_put`` may alias a numpy buffer on the CPU, and the user may overwrite the
+    It copies the contents first: `client.put` may alias a numpy buffer on the CPU, and the user may overwrite the
     tensor afterwards.
     """
     start = time.perf_counter()
@@ -35,7 +35,7 @@ def to_device(tensor: torch.Tensor) -> Any:
     where = client.device()
     prefetch.start(where)
     with uninterrupted(), jax.enable_x64(True):
-        buffer = jax.device_put(host, where)
+        (buffer,) = client.put([host])
     seconds = time.perf_counter() - start
     if step_statistics.in_background():
         metrics.add_time("background", seconds)

@@ -22,7 +22,7 @@ from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.storage import NOTHING, Storage
 from lazytpu.tracing import record, shardings_kept
 from lazytpu.tracing.liveness import key_of, live_storages
-from lazytpu.tracing.planning import Plan, Planner, plan_of
+from lazytpu.tracing.planning import Plan, Planner, forget_interpreted, plan_of
 
 # The paths that were run while steps are measured, and the use of their graphs (record_time.py).
 recorded: deque[tuple[Node, Usage]] = deque(maxlen=1000)
@@ -105,6 +105,7 @@ def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
         events.cut(reason, str(site.line_of_read()))
     if trace.nodes > config.max_tree_nodes:
         trace.forget_paths()
+        forget_interpreted()
 
 
 def run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 
 from lazytpu.ir.op_schema import Op, OpOverload, aten
 from lazytpu.ir.tree import Node, Value
-from lazytpu.ir.types import is_dense
+from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.observe import metrics
 from lazytpu.tensors.layout import Layout, root_layout
 from lazytpu.tracing import eager_checks
@@ -64,6 +64,7 @@ _NORMS = {
 }
 _CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}  # strides depend on the device's kernel
 _POW = aten.pow.Tensor_Scalar
+_CAT = aten.cat.default
 
 
 def infer(op: Op, node: Node) -> Types:
@@ -94,6 +95,8 @@ def _type_of(key: Any) -> Any:
 
 
 def _infer_new(op: Op, named: dict[str, Any]) -> Types:
+    if op.recorded is _CAT and (joined := _of_cat(**named)) is not None:
+        return Types((joined,), 0)
     named, places = _one_of_each(op, named)
     types = _infer(op, named)
     eager_checks.check(op, named, types.layouts)
@@ -103,6 +106,27 @@ def _infer_new(op: Op, named: dict[str, Any]) -> Types:
     return Types(
         tuple([layouts[i] for i in places]), [*range(len(places))], natural and tuple([natural[i] for i in places])
     )
+
+
+def _of_cat(tensors: list[Value], dim: object = 0) -> Layout | None:
+    """Return the type of row-major tensors joined along a dimension, None for others or where torch would refuse them.
+
+    A cache that grows by a token asks this anew for each layer and token, and torch's meta kernel takes a millisecond.
+    """
+    if not tensors or type(dim) is not int or any(type(x) is not Value for x in tensors):
+        return None
+    first, total = tensors[0].layout, 0
+    if not -len(first.size) <= dim < len(first.size):
+        return None
+    dim %= len(first.size)
+    for x in tensors:
+        found = x.layout
+        alike = found.as_created and found.dtype is first.dtype and 0 not in found.size
+        if not alike or found.size[:dim] != first.size[:dim] or found.size[dim + 1 :] != first.size[dim + 1 :]:
+            return None
+        total += found.size[dim]
+    size = (*first.size[:dim], total, *first.size[dim + 1 :])
+    return root_layout(size, contiguous_stride(size), first.dtype)
 
 
 def _one_of_each(op: Op, named: dict[str, Any]) -> tuple[dict[str, Any], list[int] | None]:

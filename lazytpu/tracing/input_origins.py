@@ -52,8 +52,9 @@ def describe(storage: Storage) -> str:
         is known.
     """
     named = ""
+    modules: set[int] = set()
     for frame in _user_frames():
-        with _variables(frame) as variables:
+        with _variables(frame, modules) as variables:
             here = _name_in(variables, storage)
         if here.startswith(("parameter", "buffer", "state")):
             return here
@@ -81,15 +82,21 @@ def _of_user(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 @contextmanager
-def _variables(frame: FrameType) -> Iterator[Mapping[str, object]]:
+def _variables(frame: FrameType, modules: set[int]) -> Iterator[Mapping[str, object]]:
     """Give the variables of a frame, for the time of a ``with`` block.
+
+    Those of its module come with the first frame of the module, and not where it is of an installed package: such have
+    thousands of names, of which none is the user's.  ``modules`` are those that came.
 
     Before Python 3.13 a function's frame keeps the dictionary it is asked for, and with it every tensor in there.
     What is kept is computed, so the dictionary is emptied afterwards; the variables themselves are elsewhere.
     """
-    taken = frame.f_locals
+    taken, around = frame.f_locals, frame.f_globals
+    if id(around) in modules or "site-packages" in frame.f_code.co_filename:
+        around = {}
+    modules.add(id(around))
     try:
-        yield {**frame.f_globals, **taken}
+        yield {**around, **taken}
     finally:
         if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             taken.clear()

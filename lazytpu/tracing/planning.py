@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from lazytpu.diagnosis import events
+from lazytpu.diagnosis.cause import Cause
 from lazytpu.diagnosis.diagnose import cause_of, cause_of_scalars
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.tree import Value, trace
+from lazytpu.location.site import UNKNOWN
 from lazytpu.observe import metrics
 from lazytpu.passes.shardings import with_shardings
 from lazytpu.runtime import compiler, executables, index_checks, tiers
@@ -19,6 +21,7 @@ from lazytpu.runtime.least_recent import LeastRecent
 from lazytpu.tensors.storage import Storage
 from lazytpu.tracing import input_origins
 
+_interpreted = LeastRecent(1000)  # the last node of a path and what is wanted: its plan
 _causes = LeastRecent(1000)  # the key of a graph that was interpreted: why it was new then
 
 
@@ -60,14 +63,30 @@ def plan_of(
         executables.used(known)
         metrics.count("cache_hit")
         return Plan(known, inputs)
+    again: Plan | None = _interpreted.find((node, key))
+    if again is not None and tiers.interpret_again(again.executable.graph):
+        _note_interpreted(again.executable.graph)
+        return again
     graph = graph_of(node, outputs, donated, index_checks.checked_nodes(node) if checks else ())
     if trace.mesh is not None and wanted is not None:
         graph = with_shardings(graph, wanted, trace.mesh)
     executable = executable_of(graph, key, known if known and not fitting else None, tiers.interpreted_at_first)
-    inputs = tuple([v.index for v in graph.inputs])
-    if not executable.interpreted:
-        node.executables[key] = weakref.ref(executable), inputs
-    return Plan(executable, inputs)
+    plan = Plan(executable, tuple([v.index for v in graph.inputs]))
+    if executable.interpreted:
+        _interpreted.keep((node, key), plan)
+    else:
+        node.executables[key] = weakref.ref(executable), plan.inputs
+    return plan
+
+
+def _note_interpreted(graph: Graph) -> None:
+    """Note that a graph was interpreted once more, for the reason for which it was at first."""
+    events.interpreted(graph, _causes.find(graph.key) or Cause("first", "it came a few times", UNKNOWN))
+
+
+def forget_interpreted() -> None:
+    """Forget what interprets which path, because the paths are forgotten."""
+    _interpreted.clear()
 
 
 def executable_of(

@@ -51,6 +51,28 @@ def test_the_number_of_times_is_a_setting(device: torch.device) -> None:
     assert counts() == (3, 1)
 
 
+def test_graphs_that_return_after_many_others_are_interpreted_longer(device: torch.device) -> None:
+    x = torch.arange(30.0).to(device)
+
+    def total(n: int) -> float:
+        return (x[:n] * 2).sum().item()
+
+    for _ in range(8):
+        assert [total(n) for n in range(1, 13)] == [n * (n - 1) for n in range(1, 13)]  # lengths of a growing cache
+    assert counts() == (96, 0)
+    total(12)  # again at once
+    assert counts() == (96, 1)
+
+
+def test_what_is_interpreted_again_is_not_built_again(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazytpu.config.compile_after = 4
+    x = torch.arange(4.0).to(device)
+    (x * 2).sum().item()
+    monkeypatch.setattr("lazytpu.tracing.planning.graph_of", lambda *args: pytest.fail("built again"))
+    assert [(x * 2).sum().item() for _ in range(2)] == [12, 12]
+    assert counts() == (3, 0)
+
+
 @pytest.mark.parametrize("name, value", [("compile_after", 1), ("verify", "first"), ("eager", True)])
 def test_some_settings_compile_always(device: torch.device, name: str, value: Any) -> None:
     before = getattr(lazytpu.config, name)

@@ -175,3 +175,30 @@ def test_pythons_collections_come_between_steps(device: torch.device) -> None:
     finally:
         gc.callbacks.remove(note)
     assert len(within) >= 5 and sum(within) <= 1, within
+
+
+@pytest.mark.parametrize(
+    "sizes, dim",
+    [
+        ([(2, 3), (2, 1)], 1),
+        ([(1, 2, 3, 4), (1, 2, 1, 4)], -2),
+        ([(0,), (2, 3)], 0),  # torch leaves out what is empty and has one dimension
+        ([(2, 3), (2, 0)], 1),
+        ([(2, 1, 1, 1)] * 2, 1),
+        ([(2, 3), (3, 3)], 1),
+        ([(2, 3), (2, 3, 1)], 0),
+        ([(2, 3)] * 2, 2),
+        ([()] * 2, 0),
+    ],
+)
+def test_joined_tensors_are_those_of_the_cpu(device: torch.device, sizes: list[tuple[int, ...]], dim: int) -> None:
+    def joined(where: torch.device | str, dtypes: list[torch.dtype]) -> Any:
+        parts = [torch.ones(size, dtype=dtype).to(where) for size, dtype in zip(sizes, dtypes, strict=True)]
+        try:
+            made = torch.cat(parts, dim)
+        except Exception as error:
+            return type(error), str(error)
+        return made.shape, made.stride(), made.dtype, made.cpu().tolist()
+
+    for dtypes in ([torch.float32] * 2, [torch.float16, torch.int64]):
+        assert joined(device, dtypes) == joined("cpu", dtypes)
