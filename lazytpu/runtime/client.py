@@ -44,14 +44,16 @@ def _put_one(where: jax.Device) -> Callable[[_HostArray], jax.Array]:
     """
 
     def public(array: _HostArray) -> jax.Array:
-        return jax.device_put(array, where)
+        made: jax.Array = jax.device_put(array, where)
+        return made
 
     try:
         batched = importlib.import_module("jax._src.lib").xla_client.batched_device_put
         shaped, placed, devices = jax.core.ShapedArray, SingleDeviceSharding(where), [where]
 
         def direct(array: _HostArray) -> jax.Array:
-            return batched(shaped(array.shape, array.dtype), placed, [array], devices, True)
+            made: jax.Array = batched(shaped(array.shape, array.dtype), placed, [array], devices, True)
+            return made
 
         probe = np.arange(6.0, dtype=np.float32).reshape(2, 3)
         made, expected = direct(probe), public(probe)
