@@ -35,6 +35,9 @@ class Config:
     compile_after: int = _setting(
         2, "on CPUs, the time a graph comes when it is compiled; before that it is interpreted; 1 compiles always"
     )
+    compile_in_background: bool = _setting(
+        False, "interpret until a thread has compiled the graph; the last digits depend on when that is"
+    )
     max_graph_ops: int = _setting(50_000, "ops of a graph; past them it is cut without a mark_step")
     max_tree_nodes: int = _setting(500_000, "nodes of the trace tree; past them it is forgotten")
     max_executables: int = _setting(1_000, "compiled graphs kept in memory; the least recently used go first")

@@ -9,7 +9,7 @@ import pytest
 from tests.counts import counts
 
 CEILINGS = {
-    "lines of the package": 39_050,
+    "lines of the package": 39_150,
     "lines of its longest file": 400,
     "uses of Any": 1_380,
     "type: ignore": 68,

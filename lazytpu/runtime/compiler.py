@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache as remembered
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from lazytpu.runtime.executable import Executable, donated_bytes, failure, small
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.runtime.launch import split_donated
 
+_T = TypeVar("_T")
 _LOGGED_AFTER_S = 2.0
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -138,15 +139,20 @@ def compile_graph(graph: Graph, counter: str = "compile") -> Executable:
     with progress_logged(graph):
         lowered = lower(graph)
         middle = time.perf_counter()
-        try:
-            compiled = lowered.compile()
-        except Exception as error:
-            raise failure(CompileError, "could not compile", graph, error) from error
+        compiled = compiling(graph, lowered.compile)
     end = time.perf_counter()
     metrics.count(counter)
     metrics.add_time("lower", middle - start)
     metrics.add_time("compile", end - middle)
     return executable_of(graph, compiled, middle - start, end - middle)
+
+
+def compiling(graph: Graph, compile: Callable[[], _T]) -> _T:
+    """Call what gives the compiled program of a graph, and say which graph it was where XLA refuses it."""
+    try:
+        return compile()
+    except Exception as error:
+        raise failure(CompileError, "could not compile", graph, error) from error
 
 
 def executable_of(

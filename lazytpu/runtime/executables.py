@@ -29,7 +29,7 @@ def executable_for(
     Args:
         scalars: the step's floats and ints, for an executable that is only for steps like this one (see `fits`);
             without them it is for any.
-        instead: makes what runs a graph that is neither in memory nor on disk, and is not kept; None to compile it.
+        instead: makes what runs a graph that is neither in memory nor on disk; None to compile it now.
         counter: what counts a graph that is compiled.
 
     Raises:
@@ -45,10 +45,12 @@ def executable_for(
     key = lookup.key_of(graph)
     made = _load(graph, key)
     if made is None:
-        other = instead(graph)
-        if other is not None:
-            return other, False
-        made = _compile(graph, key, counter)
+        made = instead(graph)
+        if made is not None and made.interpreted:
+            return made, False
+        made = made or compiler.compile_graph(graph, counter)
+        made.difference = lookup.difference(key)
+        lookup.keep(key, made.compiled)
     _keep(made)
     notify("executable_made", made)
     return made, True
@@ -58,14 +60,6 @@ def _load(graph: Graph, key: str) -> Executable | None:
     """Load the executable of a graph from the disk cache."""
     found = lookup.load(key, *compiler.argument_types(graph))
     return None if found is None else compiler.executable_of(graph, found[0], load_s=found[1])
-
-
-def _compile(graph: Graph, key: str, counter: str) -> Executable:
-    """Compile a graph and write it to the disk cache."""
-    made = compiler.compile_graph(graph, counter)
-    made.difference = lookup.difference(key)
-    lookup.keep(key, made.compiled)
-    return made
 
 
 def _keep(made: Executable) -> None:

@@ -15,7 +15,7 @@ import torch
 from lazytpu.config import config
 from lazytpu.ir.graph import Graph
 from lazytpu.observers import calls_of
-from lazytpu.runtime import client
+from lazytpu.runtime import background, client
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.interpreter import interpreted
 from lazytpu.runtime.least_recent import LeastRecent
@@ -39,20 +39,24 @@ _profilers = calls_of("region")
 
 
 def interpreted_at_first(graph: Graph) -> Executable | None:
-    """Return what interprets a graph; None where it is to be compiled."""
-    return interpreted(graph) if interpret_again(graph) else None
+    """Return what interprets a graph, or its program where that is ready on the thread; None to compile it now."""
+    if interpret_again(graph):
+        return interpreted(graph)
+    if config.compile_in_background and _may_interpret(graph):
+        return background.compiled(graph) or interpreted(graph)
+    return None
 
 
 def interpret_again(graph: Graph) -> bool:
     """Return whether a graph is to be interpreted now, and count that it was."""
-    if config.compile_after <= 1 or graph.mesh is not None or not _may_interpret(graph):
+    if not _may_interpret(graph):
         return False
     seen = _seen.find(graph.key)
     if seen is None:
         _seen.keep(graph.key, seen := _Seen(0, _runs[0]))
     near = _runs[0] - seen.last <= _NEARBY
     seen.eighths += _FAR_RETURNS if near else 1
-    if seen.eighths >= _FAR_RETURNS * config.compile_after:
+    if seen.eighths >= _FAR_RETURNS * config.compile_after and not background.is_compiling(graph):
         return False
     _runs[0] += 1
     seen.last = _runs[0]
@@ -63,7 +67,9 @@ def _may_interpret(graph: Graph) -> bool:
     """Return whether nobody asks for the program itself, or for the same digits with and without a disk cache."""
     asked_for = config.dump or config.verify or config.eager or config.lowerings != "auto" or _profilers
     deterministic = torch.are_deterministic_algorithms_enabled()
-    return client.platform() == "cpu" and not (asked_for or deterministic or graph.checked)
+    always = config.compile_after <= 1 and not config.compile_in_background
+    can = client.platform() == "cpu" and graph.mesh is None and not graph.checked
+    return can and not (asked_for or deterministic or always)
 
 
 def forget() -> None:

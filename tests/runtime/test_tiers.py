@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import lazytpu
+from lazytpu.errors import CompileError
 from lazytpu.lowering import registry
-from lazytpu.runtime import executables, tiers
+from lazytpu.runtime import background, executables, tiers
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +74,56 @@ def test_what_is_interpreted_again_is_not_built_again(device: torch.device, monk
     monkeypatch.setattr("lazytpu.tracing.planning.graph_of", lambda *args: pytest.fail("built again"))
     assert [(x * 2).sum().item() for _ in range(2)] == [12, 12]
     assert counts() == (3, 0)
+
+
+@pytest.fixture
+def in_background() -> Iterator[None]:
+    lazytpu.config.compile_in_background = True
+    yield
+    background.settle()
+    lazytpu.config.compile_in_background = False
+
+
+def test_a_thread_compiles_while_the_graph_is_interpreted(
+    device: torch.device, in_background: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, go_on = torch.arange(4.0).to(device), threading.Event()
+    compile_it = jax.stages.Lowered.compile
+
+    def compile_later(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        if threading.current_thread() is not threading.main_thread():
+            assert go_on.wait(60)
+        return compile_it(lowered)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_later)
+
+    def total() -> tuple[float, ...]:
+        return (x * 5 + 1).sum().item(), *counts()
+
+    assert [total() for _ in range(4)] == [(34, 1, 0), (34, 2, 0), (34, 3, 0), (34, 4, 0)]
+    go_on.set()
+    background.settle()
+    assert [total() for _ in range(2)] == [(34, 4, 1), (34, 4, 1)]
+    assert "compiled 1 graph" in lazytpu.explain()
+
+
+def test_what_fails_on_the_thread_is_raised_where_the_graph_comes(
+    device: torch.device, in_background: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(lowered: jax.stages.Lowered) -> None:
+        raise ValueError("not today")
+
+    lazytpu.config.compile_after = 1
+    x = torch.arange(4.0).to(device)
+    y = x * 6
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    lazytpu.mark_step()
+    background.settle()
+    y = x * 6
+    with pytest.raises(CompileError, match="not today"):
+        lazytpu.mark_step()
+    monkeypatch.undo()
+    assert y.sum().item() == 36
 
 
 @pytest.mark.parametrize("name, value", [("compile_after", 1), ("verify", "first"), ("eager", True)])
