@@ -11,8 +11,8 @@ import torch
 
 from lazytpu.debug.on_cpu import ScalarInputs, run_on_cpu, why_not, wide
 from lazytpu.debug.values import describe, observing, results_of
+from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Value, operands
-from lazytpu.location.site import UNKNOWN, Site
 
 CHUNK_BYTES = 256 << 20
 """How much is copied to the CPU at a time; at least the results of one op."""
@@ -223,7 +223,7 @@ def _difference(
     texts = dict.fromkeys(x for x in operands(node) if type(x) is Value)
     return Difference(
         str(node.op.name),
-        node.site or UNKNOWN,
+        node.site,
         tuple(describe(x.layout, known[x]) for x in texts),
         describe(value.layout, ours),
         largest,

@@ -38,7 +38,7 @@ def is_of_program(file: str) -> bool:
 
 def _callers(node: Node) -> tuple[tuple[str, int], ...]:
     """Return the lines that led to the line of an op, the innermost first."""
-    stack: tuple[tuple[str, int], ...] = node.site.stack if node.site is not None else ()
+    stack = node.site.stack
     return tuple([line for line in dict.fromkeys(stack[1:]) if is_of_program(line[0]) and line != stack[0]])
 
 
@@ -52,10 +52,10 @@ def _op(node: Node, names: dict[Value, str]) -> JsonObject:
         "text": node_text(node, names),
         "results": results,
         "operands": [number_name(x) if type(x) is Number else names[x] for x in used],
-        "file": site.file if site else "",
-        "line": site.line if site else 0,
-        "module": site.module if site else "",
-        "backward": site.backward if site else False,
+        "file": site.file,
+        "line": site.line,
+        "module": site.module,
+        "backward": site.backward,
         "flops": flops_of(node),
         "bytes": _bytes(node, used),
     }

@@ -132,7 +132,7 @@ def _manifest(run: _Run) -> JsonObject:
 
 def _add_sources(run: _Run, event: Compilation) -> None:
     """Copy the files of the program that the graph's lines are in, and those that called them."""
-    sites = [n.site for n in event.graph.nodes if n.site is not None and n.site.file]
+    sites = [n.site for n in event.graph.nodes if n.site.file]
     callers = [file for stack in dict.fromkeys(site.stack for site in sites) for file, _ in stack[1:]]
     for file in dict.fromkeys([*[site.file for site in sites], *filter(describe.is_of_program, callers)]):
         lines = linecache.getlines(file) if file not in run.sources else []

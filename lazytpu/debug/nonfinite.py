@@ -10,8 +10,8 @@ import torch
 from lazytpu.debug.values import PendingGraph, describe, observed_now, observing, results_of
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.op_schema import Op, aten, op_of
+from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Value, operands
-from lazytpu.location.site import UNKNOWN, Site
 from lazytpu.tensors.layout import root_layout
 from lazytpu.tracing import cutting, input_origins
 
@@ -78,7 +78,7 @@ class _Search:
     def _input(self, value: Value, node: Node, pending: PendingGraph) -> NonFinite:
         text = describe(value.layout, pending.contents([value])[value])
         tensor = input_origins.name_of(value)
-        return NonFinite("", node.site or UNKNOWN, (), text, tensor, self.graphs)
+        return NonFinite("", node.site, (), text, tensor, self.graphs)
 
     def _op(self, node: Node, read: list[Value], pending: PendingGraph) -> NonFinite:
         results = results_of(node)
@@ -89,7 +89,7 @@ class _Search:
             if isinstance(x, Value) or x.dtype != "rng"
         ]
         made = ", ".join(describe(v.layout, contents[v]) for v in results)
-        return NonFinite(node.op.name, node.site or UNKNOWN, tuple(texts), made, graph=self.graphs)
+        return NonFinite(node.op.name, node.site, tuple(texts), made, graph=self.graphs)
 
 
 def _with_flags(graph: Graph, values: list[Value], inf: bool) -> Graph:

@@ -144,7 +144,7 @@ def times_of(folder: Path, runs: int) -> OpTimes:
             key = _key(source.node)
             seconds[key] = seconds.get(key, 0.0) + spent / runs
             counts[key] += 1
-            sites.setdefault(key, str(source.node.site) if source.node is not None and source.node.site else "")
+            sites.setdefault(key, str(source.node.site) if source.node is not None and source.node.site.file else "")
             fused.setdefault(key, {}).update(dict.fromkeys(_key(node)[0] for node in source.others))
     rows = [
         OpTime(*key, sites[key], spent, counts[key], tuple(op for op in fused[key] if op != key[0]))
@@ -156,7 +156,7 @@ def times_of(folder: Path, runs: int) -> OpTimes:
 def _key(node: Node | None) -> tuple[str, str]:
     if node is None:
         return UNKNOWN, ""
-    return str(node.op.name), node.site.module if node.site is not None else ""
+    return str(node.op.name), node.site.module
 
 
 def name_device_events(folder: Path) -> None:
@@ -177,7 +177,7 @@ def _shown(source: _Source) -> dict[str, str]:
     if source.node is None:
         return {}
     op, module = _key(source.node)
-    line = source.node.site.describe() if source.node.site is not None else ""
+    line = source.node.site.text
     others = ", ".join(dict.fromkeys(str(node.op.name) for node in source.others))
     shown = {"aten": op, "module": module, "line": line, "fused_with": others}
     return {name: text for name, text in shown.items() if text}

@@ -24,7 +24,6 @@ from lazytpu.debug.values import results_of
 from lazytpu.errors import VerificationError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node, Number, Value
-from lazytpu.location.site import UNKNOWN
 from lazytpu.observe import logs, metrics
 from lazytpu.observers import Observer, add
 from lazytpu.runtime import compiler, launch, transfers
@@ -153,7 +152,7 @@ class _Program:
         return (
             f"a program computes something else than the CPU, although each of its {len(self.graph.nodes)} ops is "
             f"right by itself: the result of {node.op.name} is {ours[at].item()} instead of {theirs[at].item()} at "
-            f"{list(at)}; {int(wrong.sum())} of {wrong.numel()} elements\n  at    {(node.site or UNKNOWN).describe()}"
+            f"{list(at)}; {int(wrong.sum())} of {wrong.numel()} elements\n  at    {node.site.describe()}"
         )
 
 

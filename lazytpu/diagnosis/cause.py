@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.tree import Node, Value
-from lazytpu.location.site import UNKNOWN, Site
 
 
 class Kind(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.cause import Cause
 from lazytpu.dtypes import short_name
+from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node
 from lazytpu.location import source
-from lazytpu.location.site import Site
 
 _STATE_OPS = tuple(f"aten.{name}" for name in ("zeros", "full", "empty", "ones", "new_", "clone"))
 _FROZEN = "none needed if parameters were frozen on purpose; else require the same gradients in every step"

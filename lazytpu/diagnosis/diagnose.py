@@ -11,9 +11,9 @@ from lazytpu.diagnosis.cause import KINDS, Cause, Context, graph_through
 from lazytpu.diagnosis.control_path import decision, of_branch
 from lazytpu.diagnosis.divergence import divergence
 from lazytpu.ir.graph import Graph
+from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Number, Trace, Value, operands
 from lazytpu.location import source
-from lazytpu.location.site import Site
 from lazytpu.passes.uniform_scalars import are_uniform
 
 

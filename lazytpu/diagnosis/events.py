@@ -16,8 +16,8 @@ from lazytpu.config import config
 from lazytpu.diagnosis.cause import KINDS, Cause
 from lazytpu.errors import CompileBudgetError
 from lazytpu.ir.graph import Graph
+from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.tree import trace
-from lazytpu.location.site import UNKNOWN, Site
 from lazytpu.observe import logs, metrics
 from lazytpu.observers import Observer, add, notify
 

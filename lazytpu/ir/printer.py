@@ -33,8 +33,8 @@ def graph_text(graph: Graph, *, sites: bool = True) -> str:
     lines = [f"graph({', '.join(head)}) {{{note}"]
     for node in graph.nodes:
         line = f"  {node_text(node, names)}"
-        if sites and node.site is not None:
-            line = f"{line:<{SITE_COLUMN}} # {node.site.describe()}"
+        if sites and node.site.text:
+            line = f"{line:<{SITE_COLUMN}} # {node.site.text}"
         lines.append(line)
     lines.append(f"  return {', '.join(names[v] for v in graph.outputs)}")
     if graph.mesh is not None:
@@ -113,7 +113,7 @@ def graph_dot(graph: Graph) -> str:
     maker = {v: f"node{i}" for i, node in enumerate(graph.nodes) for v in node.values if v is not None}
     for i, node in enumerate(graph.nodes):
         types = ", ".join(repr(v.layout) for v in node.values if v is not None)
-        place = node.site.describe().replace('"', "'") if node.site is not None else ""
+        place = node.site.text.replace('"', "'")
         lines.append(f'  node{i} [label="{node.op.name}\\n{types}\\n{place}"];')
         for x in operands(node):
             if type(x) is Value:

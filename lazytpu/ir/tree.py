@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from lazytpu.ir.op_schema import Op
 from lazytpu.ir.sharding import Mesh, Sharding
+from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.types import TensorType
 
 
@@ -103,8 +104,8 @@ class Node:
         self.layout: TensorType = cast("TensorType", None)
         self.structure: Any = 0
         self.natural: tuple[TensorType, ...] | None = None
-        self.site: Any = None
         self.operands: list[Value | Number] | None = None  # see `operands`
+        self.site: Site = UNKNOWN
 
     def set_results(self, layouts: tuple[TensorType | None, ...], structure: Any) -> None:
         """Gives the node its results."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lazytpu.location.site import UNKNOWN, Site
+from lazytpu.ir.site import UNKNOWN, Site
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _ROOT = re.compile(r"L\['\w+'\]")

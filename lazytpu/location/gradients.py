@@ -22,7 +22,7 @@ from torch.autograd.graph import Node
 from lazytpu.ir.tree import trace
 
 if TYPE_CHECKING:
-    from lazytpu.location.site import Site
+    from lazytpu.ir.site import Site
 
 _MAX_OPS = 65536
 _MAX_TRIES = 8  # to find an offset, in one backward pass

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import threading
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from types import CodeType, FrameType
 
@@ -16,6 +16,7 @@ from torch.autograd.graph import Node as GradNode
 
 from lazytpu.config import config
 from lazytpu.ir.op_schema import Op
+from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.location import gradients
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -29,42 +30,6 @@ _BACKWARD_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
 _names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 _MAX_STACKS = 4096
 _stacks: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A place in the user's program.
-
-    Attributes:
-        file, line: the innermost frame of the user, see `is_user_file`; empty when there is none.
-        module: class of the outermost ``nn.Module`` being called and the path inside it: ``CNN.c1``.
-        backward: the op belongs to the gradient of the op at this place.
-        stack: (file, line) of all the frames of the user, the innermost first.
-        training: the ``training`` flags of the outermost and the innermost module being called; None without one.
-        accumulates: it adds a gradient to the one that a parameter has already.
-        trainable: which of the innermost module's own parameters require gradients.
-        modes: whether gradients are recorded, and the dtype of ``torch.autocast``, None where it is off.
-    """
-
-    file: str = ""
-    line: int = 0
-    module: str = ""
-    backward: bool = False
-    stack: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
-    training: tuple[bool, bool] | None = field(default=None, compare=False, repr=False)
-    accumulates: bool = field(default=False, compare=False, repr=False)
-    modes: tuple[bool, torch.dtype | None] = field(default=(True, None), compare=False, repr=False)
-    trainable: tuple[bool, ...] = field(default=(), compare=False, repr=False)
-
-    def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
-
-    def describe(self) -> str:
-        """Return ``train.py:12  CNN.c1 (backward)``."""
-        return "  ".join(filter(None, (str(self), self.module))) + (" (backward)" if self.backward else "")
-
-
-UNKNOWN = Site()
 
 
 def is_ours(name: str) -> bool:

@@ -21,10 +21,10 @@ from lazytpu.dtypes import to_numpy, to_torch, type_name
 from lazytpu.errors import LoweringError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.op_schema import Op
+from lazytpu.ir.site import Site
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value, operands
 from lazytpu.ir.types import TensorType
-from lazytpu.location.site import Site
 from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import elements_of, is_by_element, lower_rows, stretches_of
@@ -227,7 +227,7 @@ def _body(body: Subgraph) -> Callable[..., list[jax.Array]]:
     return call
 
 
-def call_rule(op: Op, site: Site | None, scope: str, given: str, call: Callable[[], _T]) -> _T:
+def call_rule(op: Op, site: Site, scope: str, given: str, call: Callable[[], _T]) -> _T:
     """Call a rule from the user's line, so that jax notes it as the source of what the rule makes.
 
     Args:
@@ -246,20 +246,20 @@ def call_rule(op: Op, site: Site | None, scope: str, given: str, call: Callable[
     except Exception as error:
         raise LoweringError(
             f"{op.name} could not be lowered: {type(error).__name__}: {error}",
-            at=site.describe() if site else "",
+            at=site.text,
             given=given,
         ) from error
     return result
 
 
 @cache
-def _call_from(site: Site | None) -> Callable[[Callable[[], Results]], Results]:
+def _call_from(site: Site) -> Callable[[Callable[[], Results]], Results]:
     """Return a function that calls its argument from the user's line, as far as jax can see.
 
     jax takes the innermost frame outside its own and excluded files for the location of an operation; so
     StableHLO locations and HLO metadata carry the line where the op was recorded.
     """
-    if site is None or not site.file:
+    if not site.file:
         return lambda call: call()
     scope: dict[str, Callable[[Callable[[], Results]], Results]] = {}
     source = "\n" * (site.line - 1) + f"def {_function_name(site)}(call): return call()"
@@ -272,17 +272,17 @@ def _function_name(site: Site) -> str:
     return name if name.isidentifier() and not iskeyword(name) else f"_{name}"  # "0", of a Sequential
 
 
-def scope_name(op: Op, site: Site | None, position: int | None = None) -> str:
+def scope_name(op: Op, site: Site, position: int | None = None) -> str:
     """Return ``CNN/c1/aten.convolution``, the ``op_name`` of the HLO that comes of an op.
 
     Args:
         position: of the node in its graph, for a dump: ``CNN/c1/aten.convolution%12`` leads back to exactly one op.
     """
-    module = site.module.replace(".", "/") + "/" if site is not None and site.module else ""
+    module = site.module.replace(".", "/") + "/" if site.module else ""
     return module + op.name + ("" if position is None else f"%{position}")
 
 
-def check_type(op: Op, site: Site | None, wanted: Type, result: jax.Array | None) -> None:
+def check_type(op: Op, site: Site, wanted: Type, result: jax.Array | None) -> None:
     """Compare a result of a rule with the type that torch predicts, whose sizes may be symbolic.
 
     Raises:
@@ -292,7 +292,7 @@ def check_type(op: Op, site: Site | None, wanted: Type, result: jax.Array | None
         got = "nothing" if result is None else type_name(tuple(result.shape), to_torch(result.dtype))
         raise LoweringError(
             f"{op.name}: the rule gave {got}, torch predicts {type_name(wanted.shape, to_torch(wanted.dtype))}",
-            at=site.describe() if site else "",
+            at=site.text,
         )
 
 
@@ -333,7 +333,7 @@ def _checked(
     if len(results) != len(types):
         raise LoweringError(
             f"{node.op.name}: the rule gave {len(results)} results, torch predicts {len(types)}",
-            at=node.site.describe() if node.site else "",
+            at=node.site.text,
         )
     masked = not _MASKS.isdisjoint(node.op.positions)
     checked = []

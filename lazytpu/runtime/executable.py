@@ -71,7 +71,7 @@ def failure(kind: type[LazyTPUError], verb: str, graph: Graph, error: Exception)
     memory = "RESOURCE_EXHAUSTED" in str(error)
     return kind(
         f"XLA {verb} a graph of {len(graph.nodes)} ops: {error}",
-        at=node.site.describe() if node.site else "",
+        at=node.site.text,
         given=f"{node.op.name}, whose result {node.value.layout!r} is the largest, {sizes[node]:,} bytes",
         fix="use smaller batches, or free tensors before the step" if memory else "see lazytpu.stablehlo_text()",
     )

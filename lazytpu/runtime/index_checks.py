@@ -68,7 +68,7 @@ def _bad_row(report: _Report) -> list[int] | None:
 def _error(report: _Report, row: list[int]) -> LazyTPUError:
     position, index, dim, size = row
     node = graph_of(report.path, report.outputs, checked=checked_nodes(report.path)).nodes[position]
-    at = node.site.describe() if node.site else ""
+    at = node.site.text
     given = ", ".join(repr(x.layout) for x in operands(node) if type(x) is Value)
     if dim == DIVISOR:
         return DivisionByZeroError(

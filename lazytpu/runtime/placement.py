@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from lazytpu.config import config
 from lazytpu.ir.op_schema import OpOverload, display_name
+from lazytpu.ir.site import Site
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Trace
 from lazytpu.location import site
-from lazytpu.location.site import Site
 from lazytpu.observe import logs
 from lazytpu.runtime import client
 
@@ -43,7 +43,7 @@ def note_ops(nodes: Iterable[Node], around: Site | None = None) -> None:
     where = f"{config.device_name}:0 ({client.device()})"
     for node in nodes:
         types = ", ".join(repr(value.layout) for value in node.values if value is not None)
-        at = node.site if node.site is not None and node.site.file else around
+        at = node.site if node.site.file else around
         _note(node.op.name, types, where, at)
         for x in (*node.args, *node.kwargs.values()):
             if isinstance(x, Subgraph):

@@ -16,8 +16,9 @@ from lazytpu.diagnosis.cause import Cause
 from lazytpu.frontends.dynamo.memory import argument_views, memory_groups
 from lazytpu.frontends.fx.graph import Conversion
 from lazytpu.ir.graph import Graph, graph_of
+from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Value
-from lazytpu.location.site import Site, here, line_of_call
+from lazytpu.location.site import here, line_of_call
 from lazytpu.observe import metrics
 from lazytpu.runtime import compiler, executables, index_checks, launch, placement, transfers
 from lazytpu.runtime.executable import Executable
@@ -235,7 +236,7 @@ class CapturedProgram:
 
     def _cause(self, key: Any) -> Cause:
         """Return why this is compiled for the donated arguments and the settings of a key of ``calls``."""
-        site = next((n.site for n in self.last.path() if n.site is not None and n.site.file), None) or here()
+        site = next((n.site for n in self.last.path() if n.site.file), None) or here()
         if self.calls:
             return self._other_call(key, line_of_call() or site)
         types = ", ".join(lay.describe() for lay in self.layouts[:4] if lay is not None)

@@ -19,11 +19,11 @@ from lazytpu.errors import UnsupportedOpError
 from lazytpu.frontends.fx.higher_order import TABLE, result_layouts
 from lazytpu.ir.graph import graph_of
 from lazytpu.ir.op_schema import NO_COMPUTATION, Op, OpOverload, aten, op_of
+from lazytpu.ir.site import UNKNOWN
 from lazytpu.ir.subgraph import Subgraph, interned
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.ir.types import TensorType
 from lazytpu.location.fx_site import site_of
-from lazytpu.location.site import UNKNOWN
 from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.fx import AtenInterpreter
 from lazytpu.lowering.registry import Args, Kwargs

@@ -192,7 +192,7 @@ def _random_keys(path: Node) -> list[int]:
 
 
 def _place(node: Node) -> str:
-    return f"{node.op.name} at {node.site.describe()}" if node.site else str(node.op.name)
+    return f"{node.op.name} at {node.site.text}" if node.site.text else str(node.op.name)
 
 
 def difference(old: RecordedCall, new: RecordedCall) -> str:

@@ -161,7 +161,7 @@ class _Turn:
 
 
 def _place(node: Node | None) -> str:
-    return node.site.describe() if node is not None and node.site else ""
+    return node.site.text if node is not None else ""
 
 
 def _check_result(result: Any, x: torch.Tensor) -> Layout:
