@@ -51,7 +51,7 @@ def _op(node: Node, names: dict[Value, str]) -> JsonObject:
         "op": str(node.op.name),
         "text": node_text(node, names),
         "results": results,
-        "operands": [number_name(x) if type(x) is Number else names[x] for x in used],
+        "operands": [number_name(x) if isinstance(x, Number) else names[x] for x in used],
         "file": site.file,
         "line": site.line,
         "module": site.module,

@@ -61,7 +61,7 @@ def _run_now() -> None:
     try:
         cutting.cut("eager")
     except Exception:
-        start = (trace.root, trace.nodes, None, None, [0] * 5)  # nothing was pending before the op
+        start = (trace.root, trace.nodes, None, None, [0] * 5, None)  # nothing was pending before the op
         for storage in trace.rewind(start):
             storage.value, storage.step, storage.dirty = None, 0, 0
         raise

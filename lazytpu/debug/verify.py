@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,6 +26,7 @@ from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.observe import logs, metrics
 from lazytpu.observers import Observer, add
 from lazytpu.runtime import compiler, launch, transfers
+from lazytpu.runtime.client import Buffer, ScalarArray, Scalars
 from lazytpu.runtime.executable import Executable
 
 Contents = dict[Value, torch.Tensor]
@@ -43,10 +43,10 @@ class _FirstRun:
         self._executable_, self._compiled_ = executable, executable.compiled
         executable.compiled = executable.call = self
 
-    def __call__(self, donated: list[Any], retained: list[Any], *scalars: Any) -> Any:
+    def __call__(self, donated: list[Buffer], retained: list[Buffer], *scalars: ScalarArray) -> Sequence[Buffer]:
         executable = self._executable_
         copies = [jax.numpy.array(x, copy=True) for x in donated]  # if this raises, the tensors are what they were
-        results = self._compiled_(copies, retained, *scalars)
+        results: Sequence[Buffer] = self._compiled_(copies, retained, *scalars)
         program = _Program(executable.graph, donated, retained, scalars)
         problem = program.problem(results)
         if problem:
@@ -55,7 +55,7 @@ class _FirstRun:
         metrics.count("verified_program")
         return results
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("_"):  # what the shorter ways to call it are made of
             raise AttributeError(name)
         return getattr(self._compiled_, name)
@@ -64,7 +64,7 @@ class _FirstRun:
 class _Program:
     """A program with the inputs of one run: its values on the device and on the CPU."""
 
-    def __init__(self, graph: Graph, donated: list[Any], retained: list[Any], scalars: Sequence[Any]) -> None:
+    def __init__(self, graph: Graph, donated: list[Buffer], retained: list[Buffer], scalars: Scalars) -> None:
         self.graph, self._scalars = graph, scalars
         order = [v for part in launch.split_donated(graph, graph.inputs) for v in part]
         self._buffers = dict(zip(order, [*donated, *retained], strict=True))
@@ -75,7 +75,9 @@ class _Program:
 
     def scalar(self, x: Number) -> float | complex:
         """Return the value of a scalar input."""
-        found: float | complex = self._scalars["fic".index(x.kind)][x.index].item()
+        array = self._scalars["fic".index(x.kind)]
+        assert array is not None, "a kind that a graph has none of"
+        found: float | complex = array[x.index].item()
         return found
 
     def contents(self, values: Sequence[Value]) -> Contents:
@@ -90,7 +92,7 @@ class _Program:
             found |= dict(zip(made, map(transfers.to_host, results), strict=True))
         return found
 
-    def problem(self, results: Sequence[Any]) -> str:
+    def problem(self, results: Sequence[Buffer]) -> str:
         """Say what is wrong about the program's results; return nothing where they are right."""
         device = dict(zip(self.graph.outputs, self._outputs(results), strict=True))
         theirs, exact = self._on_cpu(self.inputs), self._on_cpu(self.inputs, double=True)
@@ -113,7 +115,7 @@ class _Program:
                 return self._fused(v, device[v], theirs[v])
         return ""
 
-    def _outputs(self, results: Sequence[Any]) -> list[torch.Tensor]:
+    def _outputs(self, results: Sequence[Buffer]) -> list[torch.Tensor]:
         """Return the outputs on the CPU."""
         results = list(results)
         if self.graph.checked:

@@ -17,7 +17,7 @@ from lazytpu.location import source
 from lazytpu.passes.uniform_scalars import are_uniform
 
 
-def cause_of(trace: Trace, key: tuple[Any, ...], context: Context) -> Cause:
+def cause_of(trace: Trace, key: tuple[object, ...], context: Context) -> Cause:
     """Return the cause for compiling the path that ends at the cursor for ``key`` (outputs, donated inputs, checks).
 
     Called before the executable is stored.
@@ -79,7 +79,7 @@ def _of_known_path(cursor: Node, key: tuple[Any, ...], context: Context) -> Caus
     """Return the cause for a path that is known to its end."""
     outputs, donated, *checks = key[:3]
     shardings = key[3:]
-    known = list(cursor.executables)
+    known: list[tuple[Any, ...]] = list(cursor.executables)
     here, number = _here(cursor, context), graph_through(cursor)
     if key in cursor.executables:
         executable = cursor.executables[key][0]()

@@ -43,7 +43,7 @@ def _is_one_call(node: Node, other: Node, cause: Cause) -> bool:
     return is_batch and bool(node.site.module) and node.site.module == other.site.module
 
 
-def _differences(a: Node, b: Node) -> list[tuple[int, Any, Any]]:
+def _differences(a: Node, b: Node) -> list[tuple[int, object, object]]:
     """Return position, new and old key of each argument that differs."""
     if a.op is not b.op:
         return []
@@ -84,7 +84,7 @@ def _difference(
     return "attribute", f"{text}, which is part of the program", _seen("values", list(seen)), ""
 
 
-def _has_tensors(x: Any) -> bool:
+def _has_tensors(x: object) -> bool:
     return isinstance(x, tuple) and any(isinstance(e, Value) for e in x)
 
 
@@ -136,7 +136,7 @@ def _seen(what: str, shown: Sequence[str]) -> str:
     return f"{len(shown)} {what} seen here: {'..., ' * (len(shown) > _MAX_SHOWN)}{', '.join(shown[-_MAX_SHOWN:])}"
 
 
-def _shown(x: Any) -> str:
+def _shown(x: object) -> str:
     """Return what stands for an argument in a key, in words."""
     if x is ABSENT or x is None:
         return "not given"

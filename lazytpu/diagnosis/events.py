@@ -152,7 +152,7 @@ def interpreted(graph: Graph, cause: Cause) -> None:
         logs.note("compile", text, len(graph.nodes), cause.headline, cause.site.describe())
 
 
-def torch_flags() -> dict[str, Any]:
+def torch_flags() -> dict[str, object]:
     """Return the flags of torch that change which ops are run, by the name under which they are read."""
     return {
         "torch.get_default_dtype()": torch.get_default_dtype(),
@@ -162,7 +162,7 @@ def torch_flags() -> dict[str, Any]:
     }
 
 
-def _with_changes(cause: Cause, difference: str, flags: Mapping[str, Any]) -> Cause:
+def _with_changes(cause: Cause, difference: str, flags: Mapping[str, object]) -> Cause:
     """Return the cause, with the versions, settings and flags that changed since a like graph was compiled."""
     if difference and cause.kind != "setting":
         text = f"{cause.text}; the disk cache has it, but {difference}"

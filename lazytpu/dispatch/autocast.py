@@ -8,7 +8,7 @@ outside ``torch.autocast``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -56,7 +56,7 @@ _libraries: list[torch.library.Library] = []
 Kernel = Callable[..., Any]
 
 
-def _is_eligible(x: Any) -> bool:
+def _is_eligible(x: object) -> TypeGuard[torch.Tensor]:
     """Return whether autocast may cast ``x``: a floating-point tensor of ours, but float64 stays."""
     return (
         isinstance(x, torch.Tensor)
@@ -66,7 +66,7 @@ def _is_eligible(x: Any) -> bool:
     )
 
 
-def _cast(x: Any, dtype: torch.dtype) -> Any:
+def _cast(x: object, dtype: torch.dtype) -> object:
     if isinstance(x, torch.Tensor):
         return x.to(dtype) if _is_eligible(x) else x
     if isinstance(x, (list, tuple)):
@@ -78,7 +78,7 @@ def _autocast_dtype() -> torch.dtype:
     return torch.get_autocast_dtype(LazyTensor.device_type)
 
 
-def _casting(overload: OpOverload, dtype_of: Callable[[list[Any]], torch.dtype]) -> Kernel:
+def _casting(overload: OpOverload, dtype_of: Callable[[list[object]], torch.dtype]) -> Kernel:
     """Return a kernel that casts every argument to ``dtype_of(arguments)``."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ def _casting(overload: OpOverload, dtype_of: Callable[[list[Any]], torch.dtype])
     return kernel
 
 
-def _widest(arguments: list[Any]) -> torch.dtype:
+def _widest(arguments: list[object]) -> torch.dtype:
     flat = [e for a in arguments for e in (a if isinstance(a, (list, tuple)) else [a])]
     return torch.float32 if any(_is_eligible(e) and e.dtype == torch.float32 for e in flat) else _autocast_dtype()
 
@@ -108,7 +108,7 @@ def _naming_float32(overload: OpOverload, position: int | None) -> Kernel:
     return kernel
 
 
-def _refuse(*_: Any, **__: Any) -> Any:
+def _refuse(*_: object, **__: object) -> object:
     raise RuntimeError(
         "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
         "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
@@ -156,7 +156,7 @@ def _norm(overload: OpOverload, naming: Any) -> Kernel:
     return kernel
 
 
-def _with_defaults(overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _with_defaults(overload: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
     """Return the arguments behind the first, in the order of the schema."""
     rest = overload._schema.arguments[1:]
     return [*args, *[kwargs.get(a.name, a.default_value) for a in rest[len(args) :]]]

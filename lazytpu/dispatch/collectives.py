@@ -12,18 +12,18 @@ from lazytpu.errors import LazyTPUError
 
 Tensor = torch.Tensor
 _libraries: list[torch.library.Library] = []
-_KERNELS: dict[str, Callable[..., Any]] = {}
+_KERNELS: dict[str, Callable[..., object]] = {}
 
 
-def _kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+def _kernel(*names: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    def register(function: Callable[..., object]) -> Callable[..., Any]:
         _KERNELS.update(dict.fromkeys(names, function))
         return function
 
     return register
 
 
-def _check_alone(group: Any, group_size: int = 1) -> None:
+def _check_alone(group: object, group_size: int = 1) -> None:
     """Raise where there is somebody else in the group."""
     size = group_size
     if dist.is_available() and dist.is_initialized():
@@ -40,61 +40,61 @@ def _check_alone(group: Any, group_size: int = 1) -> None:
 
 
 @_kernel("all_reduce", "broadcast")
-def copied(x: Tensor, reduce_op_or_source: Any, group: Any) -> Tensor:
+def copied(x: Tensor, reduce_op_or_source: object, group: object) -> Tensor:
     _check_alone(group)
     return x.clone()
 
 
 @_kernel("all_reduce_", "broadcast_")
-def unchanged(x: Tensor, reduce_op_or_source: Any, group: Any) -> Tensor:
+def unchanged(x: Tensor, reduce_op_or_source: object, group: object) -> Tensor:
     _check_alone(group)
     return x
 
 
 @_kernel("all_reduce_coalesced")
-def all_reduce_coalesced(xs: Sequence[Tensor], reduce_op: str, group: Any) -> list[Tensor]:
+def all_reduce_coalesced(xs: Sequence[Tensor], reduce_op: str, group: object) -> list[Tensor]:
     _check_alone(group)
     return [x.clone() for x in xs]
 
 
 @_kernel("all_reduce_coalesced_")
-def all_reduce_coalesced_(xs: list[Tensor], reduce_op: str, group: Any) -> list[Tensor]:
+def all_reduce_coalesced_(xs: list[Tensor], reduce_op: str, group: object) -> list[Tensor]:
     _check_alone(group)
     return xs
 
 
 @_kernel("all_gather_into_tensor")
-def all_gather(x: Tensor, group_size: int, group: Any) -> Tensor:
+def all_gather(x: Tensor, group_size: int, group: object) -> Tensor:
     _check_alone(group, group_size)
     return _rows(x)
 
 
 @_kernel("all_gather_into_tensor_coalesced")
-def all_gather_coalesced(xs: Sequence[Tensor], group_size: int, group: Any) -> list[Tensor]:
+def all_gather_coalesced(xs: Sequence[Tensor], group_size: int, group: object) -> list[Tensor]:
     _check_alone(group, group_size)
     return [_rows(x) for x in xs]
 
 
 @_kernel("all_gather_into_tensor_out")
-def all_gather_out(x: Tensor, group_size: int, group: Any, *, out: Tensor) -> Tensor:
+def all_gather_out(x: Tensor, group_size: int, group: object, *, out: Tensor) -> Tensor:
     _check_alone(group, group_size)
     return out.copy_(_rows(x))
 
 
 @_kernel("reduce_scatter_tensor")
-def reduce_scatter(x: Tensor, reduce_op: str, group_size: int, group: Any) -> Tensor:
+def reduce_scatter(x: Tensor, reduce_op: str, group_size: int, group: object) -> Tensor:
     _check_alone(group, group_size)
     return _rows(x)
 
 
 @_kernel("reduce_scatter_tensor_coalesced")
-def reduce_scatter_coalesced(xs: Sequence[Tensor], reduce_op: str, group_size: int, group: Any) -> list[Tensor]:
+def reduce_scatter_coalesced(xs: Sequence[Tensor], reduce_op: str, group_size: int, group: object) -> list[Tensor]:
     _check_alone(group, group_size)
     return [_rows(x) for x in xs]
 
 
 @_kernel("reduce_scatter_tensor_out")
-def reduce_scatter_out(x: Tensor, reduce_op: str, group_size: int, group: Any, *, out: Tensor) -> Tensor:
+def reduce_scatter_out(x: Tensor, reduce_op: str, group_size: int, group: object, *, out: Tensor) -> Tensor:
     _check_alone(group, group_size)
     return out.copy_(_rows(x))
 
@@ -105,7 +105,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 @_kernel("all_to_all_single")
-def all_to_all(x: Tensor, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int], group: Any) -> Tensor:
+def all_to_all(x: Tensor, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int], group: object) -> Tensor:
     _check_alone(group)
     rows = x.shape[0] if x.dim() else 1
     if sum(input_split_sizes) != rows or list(output_split_sizes) != list(input_split_sizes):

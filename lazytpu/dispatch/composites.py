@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
+from torch import Tensor
 
 from lazytpu.dispatch.general import call_meta, on_other_device, record_new
 from lazytpu.dispatch.handwritten import kernel
@@ -18,20 +17,20 @@ from lazytpu.tracing.record import is_device_tensor
 
 @kernel("_native_multi_head_attention")
 def native_multi_head_attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     embed_dim: int,
     num_head: int,
-    qkv_weight: Any,
-    qkv_bias: Any,
-    proj_weight: Any,
-    proj_bias: Any,
-    mask: Any = None,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
     need_weights: bool = True,
     average_attn_weights: bool = True,
     mask_type: int | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Tensor, Tensor]:
     """The inference path of ``nn.MultiheadAttention``; a mask is True where attention is switched off."""
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     heads = [
@@ -48,7 +47,7 @@ def native_multi_head_attention(
     return out, attention.mean(1) if average_attn_weights else attention
 
 
-def _four_dims(mask: torch.Tensor, mask_type: int | None) -> torch.Tensor:
+def _four_dims(mask: Tensor, mask_type: int | None) -> Tensor:
     """Return a mask for scores [N, heads, L, S]; type 0 is [L, S], type 1 [N, S], type 2 has all dimensions."""
     mask = mask.to(torch.bool)
     if mask.dim() == 4:
@@ -58,43 +57,39 @@ def _four_dims(mask: torch.Tensor, mask_type: int | None) -> torch.Tensor:
 
 @kernel("_transformer_encoder_layer_fwd")
 def transformer_encoder_layer_fwd(
-    src: Any,
+    src: Tensor,
     embed_dim: int,
     num_heads: int,
-    qkv_weight: Any,
-    qkv_bias: Any,
-    proj_weight: Any,
-    proj_bias: Any,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
     use_gelu: bool,
     norm_first: bool,
     eps: float,
-    norm_weight_1: Any,
-    norm_bias_1: Any,
-    norm_weight_2: Any,
-    norm_bias_2: Any,
-    ffn_weight_1: Any,
-    ffn_bias_1: Any,
-    ffn_weight_2: Any,
-    ffn_bias_2: Any,
-    mask: Any = None,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    ffn_weight_1: Tensor,
+    ffn_bias_1: Tensor,
+    ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor,
+    mask: Tensor | None = None,
     mask_type: int | None = None,
-) -> Any:
+) -> Tensor:
     """The inference path of ``nn.TransformerEncoderLayer``."""
 
-    def attend(x: torch.Tensor) -> torch.Tensor:
+    def attend(x: Tensor) -> Tensor:
         projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        out: torch.Tensor = native_multi_head_attention(
-            x, x, x, embed_dim, num_heads, *projections, mask, False, True, mask_type
-        )[0]
-        return out
+        return native_multi_head_attention(x, x, x, embed_dim, num_heads, *projections, mask, False, True, mask_type)[0]
 
-    def feed_forward(x: torch.Tensor) -> torch.Tensor:
+    def feed_forward(x: Tensor) -> Tensor:
         hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
         return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
 
-    def norm(x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
-        out: torch.Tensor = F.layer_norm(x, (embed_dim,), weight, bias, eps)
-        return out
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), weight, bias, eps)
 
     if norm_first:
         src = src + attend(norm(src, norm_weight_1, norm_bias_1))
@@ -103,7 +98,7 @@ def transformer_encoder_layer_fwd(
     return norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
 
 
-FUSED: dict[Any, Any] = {
+FUSED: dict[object, object] = {
     aten._native_multi_head_attention.default: native_multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer_fwd,
 }
@@ -111,31 +106,32 @@ FUSED: dict[Any, Any] = {
 
 
 @kernel("_nested_tensor_from_mask_left_aligned")
-def nested_tensor_from_mask_left_aligned(tensor: Any, mask: Any) -> bool:
+def nested_tensor_from_mask_left_aligned(tensor: Tensor, mask: Tensor) -> bool:
     """Asked by ``nn.TransformerEncoder`` before it makes a nested tensor, which this device does not have."""
     return False
 
 
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> Tensor:
     """``F.scaled_dot_product_attention`` as one node with one gradient node, where the rule knows the case.
 
     Torch's C++ chooses between forms of attention by a table that a backend in Python cannot reach.
     """
     options = {"scale": scale, "enable_gqa": enable_gqa}
     if not _is_one_node(query, key, value, attn_mask, enable_gqa) or (is_causal and attn_mask is not None):
-        return aten.scaled_dot_product_attention.default.decompose(
+        decomposed: Tensor = aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **options
         )
+        return decomposed
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
@@ -143,12 +139,12 @@ def scaled_dot_product_attention(
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    return aten._scaled_dot_product_fused_attention_overrideable.default(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale
-    )[0]
+    fused = aten._scaled_dot_product_fused_attention_overrideable.default
+    result: Tensor = fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+    return result
 
 
-def _is_one_node(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> bool:
+def _is_one_node(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
     if not all(
         is_device_tensor(x) and x.dim() == 4 and x.is_floating_point() and x.numel() for x in (query, key, value)
     ):
@@ -166,10 +162,10 @@ _ATTENTION = op_of(aten._scaled_dot_product_fused_attention_overrideable.default
 
 
 @kernel("_scaled_dot_product_fused_attention_overrideable")
-def fused_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def fused_attention(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> tuple[object, ...]:
     """Records attention; torch wants the lengths among the results as Python numbers."""
     if on_other_device((query, key, value), {}):
-        found: tuple[Any, ...] = call_meta(_ATTENTION.overload, (query, key, value, *args), kwargs)
+        found: tuple[object, ...] = call_meta(_ATTENTION.overload, (query, key, value, *args), kwargs)
         return found
     results = list(record_new(_ATTENTION, _ATTENTION.bind((query, key, value, *args), kwargs)))
     results[4:6] = query.shape[2], key.shape[2]
@@ -177,16 +173,18 @@ def fused_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any)
 
 
 @kernel("rrelu_with_noise")
-def rrelu_with_noise(x: Any, noise: Any, *args: Any, **kwargs: Any) -> Any:
+def rrelu_with_noise(x: Tensor, noise: Tensor, *args: object, **kwargs: object) -> Tensor:
     """Its schema returns the result alone, and it writes the slopes to ``noise``."""
     if on_other_device((x, noise), {}):
-        return call_meta(aten.rrelu_with_noise.default, (x, noise, *args), kwargs)
+        found: Tensor = call_meta(aten.rrelu_with_noise.default, (x, noise, *args), kwargs)
+        return found
+    out: Tensor
     out, slopes = aten.rrelu_with_noise_functional.default(x, noise, *args, **kwargs)
     noise.copy_(slopes)
     return out
 
 
-def tensor_split(x: torch.Tensor, sections: torch.Tensor, dim: int = 0) -> Any:
+def tensor_split(x: Tensor, sections: Tensor, dim: int = 0) -> object:
     """``torch.tensor_split`` with its sections in a tensor, which torch wants on the CPU: it reads them."""
     return aten.tensor_split.tensor_indices_or_sections.decompose(x, sections.cpu(), dim)
 
@@ -198,7 +196,7 @@ _BELOW_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 _WITH_GRADIENT = _BELOW_AUTOGRAD.add(torch._C.DispatchKey.AutogradNestedTensor)
 
 
-def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear`` as one node with one gradient node, on the way through autograd.
 
     Torch composes it of a transposition and ``addmm`` on most devices, which are nine nodes with their gradients.  That
@@ -213,11 +211,13 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
         if way is None and not torch.is_grad_enabled():
             way = _BELOW_AUTOGRAD
         if way is not None and _is_plain(x._s.layout, weight._s.layout, bias):
-            return _linear_handle(way, x, weight, bias)
-    return _LINEAR.decompose(x, weight, bias)
+            fused: Tensor = _linear_handle(way, x, weight, bias)
+            return fused
+    composed: Tensor = _LINEAR.decompose(x, weight, bias)
+    return composed
 
 
-def _is_plain(x: Layout, weight: Layout, bias: Any) -> bool:
+def _is_plain(x: Layout, weight: Layout, bias: Tensor | None) -> bool:
     """Return whether eager's results and gradients are contiguous and real, and nothing broadcasts."""
     if not (x.contiguous and weight.contiguous and len(weight.size) == 2 and len(x.size) > 1):
         return False

@@ -54,7 +54,7 @@ class FallbackWarning(UserWarning):
     """An op ran on the CPU because it has no lowering."""
 
 
-def data_dependent(overload: OpOverload) -> Callable[..., Any]:
+def data_dependent(overload: OpOverload) -> Callable[..., object]:
     """Return the kernel of an op that needs values to know its shape: a cut, not a fallback."""
     name = display_name(overload)
 
@@ -76,7 +76,7 @@ def index(tensor: torch.Tensor, indices: Any) -> Any:
 
 
 @kernel("cholesky")
-def cholesky(tensor: torch.Tensor, upper: bool = False) -> Any:
+def cholesky(tensor: torch.Tensor, upper: bool = False) -> object:
     """The older name of ``linalg.cholesky``, which is checked as well, and so reads."""
     if on_other_device((tensor,), {}):
         return call_meta(torch.ops.aten.cholesky.default, (tensor, upper), {})
@@ -88,7 +88,7 @@ def cholesky(tensor: torch.Tensor, upper: bool = False) -> Any:
 
 
 @kernel("linalg_lstsq")
-def lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+def lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> object:
     """Is recorded, except where only the rank of the matrix says whether there are residuals."""
     if driver in ("gelss", "gelsd") and a.device.type != "meta" and a.dim() > 1 and a.shape[-2] > a.shape[-1]:
         return run_on_host(_LSTSQ, (a, b, rcond), {"driver": driver}, f"the rank for linalg.lstsq with {driver}")
@@ -105,7 +105,7 @@ def warned_at(text: str, category: type[Warning]) -> None:
         warnings.warn(text, category, stacklevel=3)
 
 
-def fallback(overload: OpOverload) -> Callable[..., Any]:
+def fallback(overload: OpOverload) -> Callable[..., object]:
     """Return the kernel of an op without lowering, which runs on the CPU, or raises when so configured."""
     name = display_name(overload)
 
@@ -127,7 +127,7 @@ def fallback(overload: OpOverload) -> Callable[..., Any]:
     return kernel
 
 
-def run_on_host(overload: OpOverload, args: Any, kwargs: Any, reason: str) -> Any:
+def run_on_host(overload: OpOverload, args: Any, kwargs: Any, reason: str) -> object:
     """Run an op on copies of its arguments on the CPU, and bring the results, and what it wrote, back."""
     placement.note_on_host(overload)
     copies: dict[int, torch.Tensor] = {}
@@ -154,7 +154,7 @@ def _down(x: Any, copies: dict[int, torch.Tensor], reason: str) -> Any:
     return torch.device("cpu") if isinstance(x, torch.device) else x
 
 
-def _up(x: Any, owners: dict[int, torch.Tensor]) -> Any:
+def _up(x: object, owners: dict[int, torch.Tensor]) -> object:
     """Return ``x`` with CPU tensors replaced by device tensors: those that own them, or new ones."""
     if isinstance(x, torch.Tensor):
         if id(x) in owners:

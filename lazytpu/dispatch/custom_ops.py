@@ -30,11 +30,11 @@ def register() -> None:
 class _NewRules(Observer):
     """Gives a custom op its kernel when it gets a rule."""
 
-    def rule_registered(self, op: Any) -> None:
+    def rule_registered(self, op: object) -> None:
         _add_kernel(op)
 
 
-def _add_kernel(op: Any) -> None:
+def _add_kernel(op: object) -> None:
     """Return the kernel of a custom op that was given a rule."""
     if not isinstance(op, OpOverload) or op.namespace in ("aten", "prims", "lazytpu"):  # they have their kernels
         return
@@ -52,7 +52,7 @@ def _add_kernel(op: Any) -> None:
     library.impl(f"{name}.{op._schema.overload_name}" if op._schema.overload_name else name, functional(op), _KEY)
 
 
-def _on_host(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def _on_host(op: OpOverload, *args: Any, **kwargs: Any) -> object:
     """Run an op that has no kernel for the device on the CPU, with a warning."""
     if op.namespace == "aten":  # torch composes those of others, or they make no sense here
         raise NotImplementedError(

@@ -35,7 +35,7 @@ def _overload(namespace: str, name: str) -> OpOverload:
     return found
 
 
-def _functional(namespace: str, name: str) -> Callable[..., Any]:
+def _functional(namespace: str, name: str) -> Callable[..., object]:
     """Return a kernel that is made at its first call, when the library is there."""
     made: list[Callable[..., Any]] = []
 

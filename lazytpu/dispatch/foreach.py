@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.autograd.graph import increment_version
 
-from lazytpu.ir.op_schema import ABSENT, Op
-from lazytpu.ir.tree import trace
+from lazytpu.ir.op_schema import ABSENT, Arg, Op
+from lazytpu.ir.tree import Key, trace
 from lazytpu.tensors.layout import layout_of
 from lazytpu.tensors.storage import Storage
 from lazytpu.tensors.tensor import make
@@ -102,14 +102,14 @@ def functional(op: Op, general: Kernel) -> Kernel:
     return kernel
 
 
-def _key(op: Op, bound: Sequence[Any], targets: set[Any]) -> tuple[Any, list[float], list[int]]:
+def _key(op: Op, bound: Sequence[Arg], targets: set[object]) -> tuple[Key | None, list[float], list[int]]:
     """Return the key of the op and the numbers that are inputs; None for what only the general kernel takes.
 
     Args:
         targets: the storages that the op writes, which only the first argument may reach.
     """
     step = trace.step
-    parts: list[Any] = [op]
+    parts: list[object] = [op]
     floats: list[float] = []
     ints: list[int] = []
     for argument, x in zip(op.arguments, bound, strict=True):

@@ -7,17 +7,16 @@ forms; fast.py generates quicker ones for the common schemas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 
 from lazytpu.errors import UnsupportedOpError
-from lazytpu.ir.op_schema import ABSENT, Op, OpOverload, aten, op_of
+from lazytpu.ir.op_schema import ABSENT, Arg, Op, OpOverload, aten, op_of
 from lazytpu.location import site
-from lazytpu.tensors.layout import Layout, geometry_of
+from lazytpu.tensors.layout import Geometry, Layout, geometry_of
 from lazytpu.tensors.storage import Storage, cell_at, resolve
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
 from lazytpu.tracing.memory_checks import check_overlap, may_alias
@@ -26,11 +25,11 @@ from lazytpu.tracing.sample_tensors import sample_in_storage
 from lazytpu.tracing.transaction import Transaction
 
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
-Kernel = Callable[..., Any]
+Kernel = Callable[..., object]
 _AS_STRIDED = op_of(aten.as_strided.default)
 
 
-def record_new(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None = None) -> Any:
+def record_new(op: Op, bound: Sequence[Arg], *, layouts: tuple[Layout, ...] | None = None) -> Arg:
     """Record an op (see `record`) and return its results as new tensors."""
     with lock:
         transaction = Transaction()
@@ -40,7 +39,7 @@ def record_new(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | No
     return results_of(node, lambda value: make(made[value]))
 
 
-def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def on_other_device(args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Return whether the call is FakeTensor's: it calls our kernels with meta tensors to learn types."""
     for x in (*args, *kwargs.values()):
         if isinstance(x, torch.Tensor):
@@ -51,7 +50,7 @@ def on_other_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return False
 
 
-def call_meta(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def call_meta(overload: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> Arg:
     """Return what the op gives for meta tensors."""
     op = op_of(overload)
     positional, keywords = op.call_form(op.bind(tuple(args), kwargs))
@@ -64,7 +63,7 @@ def functional(overload: OpOverload) -> Kernel:
     """Return the kernel of an op that makes new tensors."""
     op = op_of(overload)
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         try:
             return record_new(op, op.bind(args, kwargs))
         except MixedDevicesError:
@@ -84,7 +83,7 @@ def view(overload: OpOverload) -> Kernel:
     op = op_of(overload)
     lists = op.returns is None
 
-    def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def kernel(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
         if not is_device_tensor(tensor):
             return call_meta(overload, (tensor, *args), kwargs)
         storage, layout, known = layouts_of(op, tensor, args, kwargs)
@@ -95,7 +94,9 @@ def view(overload: OpOverload) -> Kernel:
     return kernel
 
 
-def layouts_of(op: Op, tensor: torch.Tensor, args: Any, kwargs: Any) -> tuple[Storage, Layout, Any]:
+def layouts_of(
+    op: Op, tensor: torch.Tensor, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[Storage, Layout, Arg]:
     """Return the storage of a tensor, its layout, and the layout (or tuple of layouts) that a view op gives."""
     storage, layout = resolve(cell_of(tensor))
     bound = op.bind((tensor, *args), kwargs)[1:]
@@ -107,7 +108,7 @@ def layouts_of(op: Op, tensor: torch.Tensor, args: Any, kwargs: Any) -> tuple[St
     return storage, layout, known
 
 
-def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[Any, ...]) -> Any:
+def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[object, ...]) -> Layout | tuple[Layout, ...]:
     """Return the layout(s) a view op gives, learned from torch's kernel on a meta tensor that lies the same way."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         made = op.overload(sample_in_storage(storage.layout, layout), *args)
@@ -124,17 +125,23 @@ def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[Any, ...]
 
 
 def _view_tensor(
-    op: Op, tensor: torch.Tensor, storage: Storage, parent: Layout, layout: Layout, args: Any, kwargs: Any
+    op: Op,
+    tensor: torch.Tensor,
+    storage: Storage,
+    parent: Layout,
+    layout: Layout,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> torch.Tensor:
     if layout.dtype == parent.dtype and layout.bits == parent.bits:
         return make_view(tensor, storage, layout)
-    out = op.overload.redispatch(META, tensor, *args, **kwargs)  # as_strided changes neither dtype nor bits
+    out: LazyTensor = op.overload.redispatch(META, tensor, *args, **kwargs)  # as_strided changes neither dtype nor bits
     out.__class__ = LazyTensor
     out._s = cell_at(storage, layout)
-    return out  # type: ignore[no-any-return]
+    return out
 
 
-def _check_bounds(geometry: Any, root: Layout) -> None:
+def _check_bounds(geometry: Geometry, root: Layout) -> None:
     size, stride, offset, dtype, _ = geometry
     if not prod(size):
         return
@@ -158,7 +165,7 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
     pointwise = torch.Tag.pointwise in overload.tags
     lists = schema.name.startswith("aten::_foreach")
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         bound = op.bind(args, kwargs)
         targets = flat([bound[i] for i in written])
         try:
@@ -187,12 +194,12 @@ def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
     return kernel
 
 
-def flat(bound: Sequence[Any]) -> list[Any]:
+def flat(bound: Sequence[Arg]) -> list[Arg]:
     """Return arguments, those of lists one by one."""
     return [x for b in bound for x in (b if isinstance(b, (list, tuple)) else (b,))]
 
 
-def unsupported(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> UnsupportedOpError:
+def unsupported(overload: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> UnsupportedOpError:
     """Return the error for an op that nothing lowers."""
     types = [repr(cell_of(x).layout) for x in (*args, *kwargs.values()) if is_device_tensor(x)]
     name = overload._schema.name + (f".{overload._overloadname}" if overload._overloadname != "default" else "")

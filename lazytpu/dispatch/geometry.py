@@ -6,7 +6,8 @@ C++ tensor is pointed there and its cell with it.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 
@@ -33,7 +34,7 @@ def in_place_view(overload: OpOverload) -> Kernel:
     assert plain is not None, overload
     op = op_of(plain)
 
-    def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def kernel(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         if not is_device_tensor(tensor):
             found: torch.Tensor = call_meta(overload, (tensor, *args), kwargs)
             return found
@@ -89,7 +90,9 @@ def _grow(storage: Storage, raw: torch.UntypedStorage, meta: torch.Tensor) -> St
 
 
 @kernel("resize_")
-def resize_(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+def resize_(
+    tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
     if not is_device_tensor(tensor):
         return tensor.resize_(size, memory_format=memory_format)
     with lock, torch.no_grad(), torch._C.DisableTorchFunction():
@@ -99,7 +102,9 @@ def resize_(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> to
 
 
 @kernel("resize_as_")
-def resize_as_(tensor: torch.Tensor, template: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
+def resize_as_(
+    tensor: torch.Tensor, template: torch.Tensor, *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
     """Composed by torch of `resize_`."""
     found: torch.Tensor = aten.resize_as_.default.redispatch(META, tensor, template, memory_format=memory_format)
     return found
@@ -130,7 +135,11 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 @kernel("set_.source_Storage", "set_.source_Storage_storage_offset")
 def set_storage(
-    tensor: torch.Tensor, raw: torch.UntypedStorage, offset: int = 0, size: Any = None, stride: Any = ()
+    tensor: torch.Tensor,
+    raw: torch.UntypedStorage,
+    offset: int = 0,
+    size: Sequence[int] | None = None,
+    stride: Sequence[int] = (),
 ) -> torch.Tensor:
     if not is_device_tensor(tensor):
         return tensor.set_(raw) if size is None else tensor.set_(raw, offset, size, stride)
@@ -160,17 +169,24 @@ def _state_of(raw: torch.UntypedStorage) -> Storage:
 
 
 @kernel("as_strided_copy")
-def as_strided_copy(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> torch.Tensor:
-    return aten.as_strided.default(tensor, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
+def as_strided_copy(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    view: torch.Tensor = aten.as_strided.default(tensor, size, stride, storage_offset)
+    return view.clone(memory_format=torch.contiguous_format)
 
 
 @kernel("as_strided_scatter")
 def as_strided_scatter(
-    tensor: torch.Tensor, source: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None
+    tensor: torch.Tensor,
+    source: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
 ) -> torch.Tensor:
     whole = resolve(cell_of(tensor))[0].layout.nbytes if is_device_tensor(tensor) else tensor.untyped_storage().nbytes()
     memory = aten.as_strided.default(tensor, (whole // tensor.dtype.itemsize,), (1,), 0).clone()
-    copy = aten.as_strided.default(memory, tensor.shape, tensor.stride(), tensor.storage_offset())
+    copy: torch.Tensor = aten.as_strided.default(memory, tensor.shape, tensor.stride(), tensor.storage_offset())
     target = aten.as_strided.default(copy, size, stride, storage_offset)
     if target.shape != source.shape:
         raise RuntimeError(
@@ -178,4 +194,4 @@ def as_strided_scatter(
             f"slice size = {list(target.shape)}"
         )
     target.copy_(source)
-    return copy  # type: ignore[no-any-return]
+    return copy

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import TypeAlias, TypeVar, cast
 
 import torch
 
 from lazytpu.dispatch.general import META, on_other_device, record_new
-from lazytpu.ir.op_schema import aten, op_of
+from lazytpu.ir.op_schema import Arg, aten, op_of
 from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.location import conversion
 from lazytpu.location.site import line_here
@@ -28,16 +28,18 @@ _BATCH_NORM = op_of(aten._native_batch_norm_legit_functional.default)
 _WITH_UPDATE = op_of(aten._batch_norm_with_update_functional.default)
 _NO_STATS = op_of(aten._native_batch_norm_legit.no_stats)
 
+Device: TypeAlias = torch.device | str | int
 _MAX_DIMS = 64  # of an array of numpy
 
-special: dict[str, Callable[..., Any]] = {}
+_Kernel = TypeVar("_Kernel", bound=Callable[..., object])
+special: dict[str, Callable[..., object]] = {}
 """Overload (``add.Tensor``) to its kernel."""
 
 
-def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def kernel(*names: str) -> Callable[[_Kernel], _Kernel]:
     """Register a kernel for the named overloads."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: _Kernel) -> _Kernel:
         special.update(dict.fromkeys(names, function))
         return function
 
@@ -64,25 +66,40 @@ def _strides(size: Sequence[int], memory_format: torch.memory_format | None) -> 
 
 
 @kernel("empty.memory_format")
-def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> Any:
+def empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format | None = None,
+    **_: object,
+) -> LazyTensor:
     return uninitialized(size, _strides(size, memory_format), dtype)
 
 
 @kernel("empty_strided")
-def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Any:
+def empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **_: object
+) -> LazyTensor:
     return uninitialized(size, stride, dtype)
 
 
 @kernel("empty_permuted")
-def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **_: Any) -> Any:
+def empty_permuted(
+    size: Sequence[int], physical_layout: Sequence[int], *, dtype: torch.dtype | None = None, **_: object
+) -> LazyTensor:
     meta = torch.empty_permuted(tuple(size), tuple(physical_layout), dtype=dtype, device="meta")
     return uninitialized(meta.shape, meta.stride(), meta.dtype)
 
 
 @kernel("empty_like", "new_empty", "new_empty_strided")
 def empty_like(
-    tensor: torch.Tensor, *args: Any, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any
-) -> Any:
+    tensor: torch.Tensor,
+    *args: Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: Device | None = None,
+    memory_format: torch.memory_format | None = None,
+    **_: object,
+) -> torch.Tensor:
     dtype = dtype or tensor.dtype
     if device is not None and torch.device(device).type != LazyTensor.device_type:
         size = args[0] if args else tensor.shape
@@ -97,7 +114,7 @@ def empty_like(
     return uninitialized(tensor.shape, _like_stride(tensor, memory_format), dtype)
 
 
-def _like_stride(tensor: torch.Tensor, memory_format: Any) -> Sequence[int]:
+def _like_stride(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> Sequence[int]:
     meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return torch.empty_like(meta, memory_format=memory_format or torch.preserve_format).stride()
 
@@ -119,7 +136,7 @@ def new_zeros_with_same_feature_meta(
 
 
 @kernel("copy_")
-def copy_(dst: torch.Tensor, src: Any, non_blocking: bool = False) -> torch.Tensor:
+def copy_(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if not is_device_tensor(dst):
         if is_device_tensor(src) and dst.device.type != "meta":
             dst.copy_(read(src, "copy to the CPU"))
@@ -138,8 +155,7 @@ def copy_(dst: torch.Tensor, src: Any, non_blocking: bool = False) -> torch.Tens
 
 @kernel("_copy_from", "_copy_from_and_resize")
 def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    found: torch.Tensor = copy_(dst, src)
-    return found
+    return copy_(dst, src)
 
 
 def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
@@ -175,17 +191,23 @@ def from_host(tensor: torch.Tensor) -> torch.Tensor:
 
 @kernel("_to_copy")
 def to_copy(
-    tensor: torch.Tensor, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **rest: Any
-) -> Any:
+    tensor: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Device | None = None,
+    memory_format: torch.memory_format | None = None,
+    **rest: object,
+) -> torch.Tensor:
     if tensor.device.type == "meta":
-        return aten._to_copy.default(tensor, dtype=dtype, device=torch.device("meta"), memory_format=memory_format)
+        options = {"dtype": dtype, "device": torch.device("meta"), "memory_format": memory_format}
+        return cast(torch.Tensor, aten._to_copy.default(tensor, **options))
     if not is_device_tensor(tensor):
         host = tensor.detach().to(dtype=dtype, memory_format=memory_format or torch.preserve_format)
         return from_host(host)
     kind = LazyTensor.device_type if device is None else torch.device(device).type
     if kind == LazyTensor.device_type:
         options = {"dtype": dtype or tensor.dtype, **_format(memory_format)}
-        return record_new(_TO_COPY, _TO_COPY.bind((tensor,), options))
+        return cast(torch.Tensor, record_new(_TO_COPY, _TO_COPY.bind((tensor,), options)))
     if kind == "meta":
         return torch.empty_strided(
             tensor.shape, _like_stride(tensor, memory_format), dtype=dtype or tensor.dtype, device=device
@@ -194,12 +216,12 @@ def to_copy(
     return host.to(device=device, dtype=dtype or host.dtype, **_format(memory_format))
 
 
-def _format(memory_format: Any) -> dict[str, Any]:
+def _format(memory_format: torch.memory_format | None) -> dict[str, Arg]:
     return {} if memory_format is None else {"memory_format": memory_format}
 
 
 @kernel("_local_scalar_dense")
-def local_scalar_dense(tensor: torch.Tensor) -> Any:
+def local_scalar_dense(tensor: torch.Tensor) -> complex:
     return read(tensor, conversion.what_was_written()).item()
 
 
@@ -213,7 +235,7 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 # --- filling: the old contents do not matter, so they are not loaded --------------------------------------
 
 
-def _fill(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+def _fill(tensor: torch.Tensor, value: object) -> torch.Tensor:
     cell = cell_of(tensor)
     layout = cell.layout
     bound = _FULL.bind((list(layout.size), value), {"dtype": layout.dtype})
@@ -230,7 +252,7 @@ def zero_(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @kernel("fill_.Scalar")
-def fill_scalar(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+def fill_scalar(tensor: torch.Tensor, value: object) -> torch.Tensor:
     return _fill(tensor, value) if is_device_tensor(tensor) else tensor
 
 
@@ -260,12 +282,12 @@ def is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @kernel("is_pinned")
-def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+def is_pinned(tensor: torch.Tensor, device: object = None) -> bool:
     return False
 
 
 @kernel("_pin_memory")
-def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+def pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
     raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
 
 
@@ -290,8 +312,15 @@ def pack_padded_sequence(
 
 @kernel("native_batch_norm", "_native_batch_norm_legit")
 def native_batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
-) -> Any:
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> object:
     if on_other_device((x, weight, bias, mean, var), {}):
         return aten.native_batch_norm.default.redispatch(META, x, weight, bias, mean, var, training, momentum, eps)
     if mean is None or var is None:
@@ -310,7 +339,15 @@ def native_batch_norm(
 
 
 @kernel("_batch_norm_with_update")
-def batch_norm_with_update(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+def batch_norm_with_update(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> object:
     if on_other_device((x, weight, bias, mean, var), {}):
         return aten._batch_norm_with_update.default.redispatch(META, x, weight, bias, mean, var, momentum, eps)
     with lock:

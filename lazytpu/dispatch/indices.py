@@ -32,7 +32,9 @@ def taking_any(overload: OpOverload, kernel: Kernel) -> Kernel:
         return kernel
     inner = _taking_host_indices(kernel)
 
-    def writing(tensor: torch.Tensor, indices: Indices, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def writing(
+        tensor: torch.Tensor, indices: Indices, values: torch.Tensor, *args: object, **kwargs: object
+    ) -> object:
         if is_device_tensor(tensor) and _each_place_has_its_value(tensor, indices, values):
             indices = _as_places(indices)
         return inner(tensor, indices, values, *args, **kwargs)

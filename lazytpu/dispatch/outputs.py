@@ -44,7 +44,7 @@ def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
     return kernel
 
 
-def _factory_arguments(twin: OpOverload, outs: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _factory_arguments(twin: OpOverload, outs: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, object]:
     names = {a.name for a in twin._schema.arguments}
     if "device" in names and outs:
         return {**kwargs, "device": outs[0].device, **({"dtype": outs[0].dtype} if "dtype" in names else {})}

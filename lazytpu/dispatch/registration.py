@@ -206,12 +206,12 @@ def _returns_tensors(overload: OpOverload) -> bool:
     return bool(returns) and set(returns) == {"Tensor"}
 
 
-def _with_out(overload: OpOverload) -> Any:
+def _with_out(overload: OpOverload) -> object:
     twin = functional_twin(overload)
     return with_out(overload, twin) if twin is not None else cpu_fallback.fallback(overload)
 
 
-def _made_when_called(make: Callable[[], Any]) -> Any:
+def _made_when_called(make: Callable[[], object]) -> object:
     """Return a kernel that is made at its first call, as there are many that nobody calls."""
     made: list[Any] = []
 

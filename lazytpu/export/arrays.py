@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any
 
 import numpy as np
 from jax import numpy as jnp
+from numpy.typing import NDArray
 
 
-def to_npy(array: np.ndarray[Any, Any]) -> bytes:
+def to_npy(array: NDArray[np.generic]) -> bytes:
     """Return the contents as a file of numpy's."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     if array.dtype.kind == "V" or array.dtype.isbuiltin != 1:
@@ -24,18 +24,18 @@ def to_npy(array: np.ndarray[Any, Any]) -> bytes:
     return out.getvalue()
 
 
-def from_npy(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def from_npy(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
     """Return what `to_npy` wrote.
 
     Raises:
         ValueError: it has another type or shape, or is a pickle, which is never read.
     """
-    array = np.load(io.BytesIO(data), allow_pickle=False)
+    array: NDArray[np.generic] = np.load(io.BytesIO(data), allow_pickle=False)
     wanted = np.dtype(jnp.dtype(dtype))
     stored = np.dtype(f"u{wanted.itemsize}") if wanted.kind == "V" or wanted.isbuiltin != 1 else wanted
     if array.dtype != stored or array.shape != shape:
         raise ValueError(f"an array is {array.dtype}{list(array.shape)}, and should be {dtype}{list(shape)}")
-    return array.view(wanted)  # type: ignore[no-any-return]
+    return array.view(wanted)
 
 
 def file_name(position: int, name: str) -> str:

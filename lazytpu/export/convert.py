@@ -95,7 +95,7 @@ def convert(program: Any, *, inline: bool, platforms: Sequence[str]) -> Converte
 
 
 @cache
-def undecomposed() -> dict[Any, Any]:
+def undecomposed() -> dict[object, object]:
     """Return decompositions of the ops that have no rule."""
     found: dict[Any, Any] = {
         op: f
@@ -108,7 +108,7 @@ def undecomposed() -> dict[Any, Any]:
     return found
 
 
-def _symbols(program: Any, export: Any) -> dict[Any, Any]:
+def _symbols(program: Any, export: Any) -> dict[object, object]:
     """Return jax's symbols for torch's, with the same bounds."""
     constraints = []
     symbols = list(program.range_constraints)
@@ -139,7 +139,7 @@ def _weight(program: Any, spec: Any) -> np.ndarray[Any, Any]:
     return host_array(kept[target])
 
 
-def _shape(meta: Any, sizes: Mapping[Any, Any]) -> tuple[Any, ...]:
+def _shape(meta: Any, sizes: Mapping[Any, Any]) -> tuple[object, ...]:
     return tuple([evaluate_size(n, dict(sizes)) for n in meta.shape])
 
 
@@ -147,7 +147,7 @@ def _meta(program: Any, name: str) -> Any:
     return next(node.meta["val"] for node in program.graph.nodes if node.name == name)
 
 
-def _input_type(program: Any, spec: Any, sizes: Mapping[Any, Any]) -> Any:
+def _input_type(program: Any, spec: Any, sizes: Mapping[Any, Any]) -> jax.ShapeDtypeStruct:
     if not _is(spec.arg, "TensorArgument"):
         raise LazyTPUError(
             f"input {spec.arg.name} is a {type(spec.arg).__name__.removesuffix('Argument')}, and only tensors and "
@@ -158,11 +158,11 @@ def _input_type(program: Any, spec: Any, sizes: Mapping[Any, Any]) -> Any:
     return jax.ShapeDtypeStruct(_shape(meta, sizes), to_numpy(meta.dtype))
 
 
-def _type(spec: ArraySpec) -> Any:
+def _type(spec: ArraySpec) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype))
 
 
-def _signature(program: Any, sizes: Mapping[Any, Any], weights: Weights) -> Signature:
+def _signature(program: Any, sizes: Mapping[object, object], weights: Weights) -> Signature:
     inputs: list[ArraySpec | dict[str, Any]] = []
     kinds: list[ArraySpec] = []
     for spec in program.graph_signature.input_specs:
@@ -207,7 +207,7 @@ def _function(program: Any, signature: Signature, weights: Weights, inline: bool
     specs = program.graph_signature.input_specs
     constant_outputs = [_is(s.arg, "ConstantArgument") for s in program.graph_signature.output_specs]
 
-    def forward(held: list[Any], *inputs: Any) -> list[Any]:
+    def forward(held: list[jax.Array], *inputs: jax.Array) -> list[jax.Array]:
         rng = inputs[-1] if signature.random else None
         known = {n: jnp.asarray(a) for n, a in weights.items()} if inline else dict(zip(weights, held, strict=True))
         given = iter(inputs)

@@ -104,7 +104,7 @@ def manifest_of(read: Callable[[str], bytes], place: str) -> dict[str, Any]:
         ArtifactError: it is none, or one of a later version.
     """
     try:
-        manifest = json.loads(read(MANIFEST))
+        manifest: dict[str, Any] = json.loads(read(MANIFEST))
         found = manifest["format"], manifest["sha256"], manifest["signature"], manifest["weights"]
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{place}: its manifest cannot be read: {error}", fix="save it again") from None
@@ -112,7 +112,7 @@ def manifest_of(read: Callable[[str], bytes], place: str) -> dict[str, Any]:
         raise ArtifactError(
             f"{place} has format {found[0]}, and this lazytpu reads format {FORMAT}", fix="use a later lazytpu"
         )
-    return manifest  # type: ignore[no-any-return]
+    return manifest
 
 
 def checked(manifest: Mapping[str, Any], name: str, read: Callable[[str], bytes], place: str) -> bytes:

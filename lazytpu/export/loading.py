@@ -34,7 +34,7 @@ def load(folder: str | os.PathLike[str]) -> StableHLOModule:
     return module_of(manifest_of(read, str(path)), read, str(path))
 
 
-def deserialized(data: bytes) -> Any:
+def deserialized(data: bytes) -> object:
     """Return the ``jax.export.Exported`` that `files.serialized` wrote.
 
     Raises:

@@ -75,7 +75,7 @@ class _Function(torch.nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: object) -> Any:
         return self.function(*args)
 
 
@@ -170,7 +170,7 @@ def target() -> list[str]:
     return [platform, platform_version, kind, host, f"jax {jax.__version__}", f"jaxlib {version('jaxlib')}"]
 
 
-def _note(message: str, *args: Any) -> None:
+def _note(message: str, *args: object) -> None:
     logs.note("compile", message, *args, level=logging.WARNING)
 
 

@@ -42,7 +42,7 @@ class StableHLOModule:
 
     def __init__(self, exported: Any, signature: Signature, weights: Weights, metadata: dict[str, Any]) -> None:
         self.exported, self.signature, self.weights, self.metadata = exported, signature, weights, metadata
-        self._on_device: dict[str, tuple[Any, Any]] = {}
+        self._on_device: dict[str, tuple[object, tuple[jax.Array, torch.Tensor]]] = {}
         self._compiled = jax.jit(self._call)
 
     @property
@@ -141,7 +141,7 @@ class StableHLOModule:
     def _names(self) -> list[str]:
         return [w.name for w in self.signature.weights]
 
-    def _weight(self, name: str) -> tuple[Any, torch.Tensor]:
+    def _weight(self, name: str) -> tuple[jax.Array, torch.Tensor]:
         """Return a weight as an array and as a tensor on the device; made again when ``weights`` has another."""
         host = self.weights[name]
         known = self._on_device.get(name)
@@ -190,7 +190,7 @@ class _Typed:
         self.shape, self.dtype = shape, dtype
 
 
-def _typed(x: Any) -> _Typed:
+def _typed(x: object) -> _Typed:
     if isinstance(x, torch.Tensor):
         return _Typed(tuple(x.shape), to_numpy(x.dtype))
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
@@ -255,7 +255,7 @@ def converted(program: torch.export.ExportedProgram, inline: bool, platforms: Se
     return made
 
 
-def notes(made: Converted, more: Mapping[str, Any] | None) -> dict[str, Any]:
+def notes(made: Converted, more: Mapping[str, object] | None) -> dict[str, Any]:
     """Return the metadata of a program that was made just now."""
     where = {"platforms": list(made.exported.platforms), "exported_at": str(line_here())}
     return {"versions": versions(), **where, **(more or {})}

@@ -11,6 +11,7 @@ from jax import numpy as jnp
 from torch.utils._pytree import TreeSpec, tree_flatten, treespec_dumps, treespec_loads
 
 from lazytpu.dtypes import short_name, to_torch
+from lazytpu.runtime.disk_cache.serialized import Typed
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Signature:
         """The inputs that are arrays."""
         return [x for x in self.inputs if isinstance(x, ArraySpec)]
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def flatten(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
         """Return the arrays among the arguments of a call, checked.
 
         Raises:
@@ -113,7 +114,7 @@ class Signature:
                 raise ValueError(f"the program was made for {x['constant']!r} in this place, not {given!r}")
         return found
 
-    def check(self, arrays: Sequence[Any]) -> None:
+    def check(self, arrays: Sequence[Typed]) -> None:
         """Compare arrays with what the program takes.
 
         Raises:

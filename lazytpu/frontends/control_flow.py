@@ -29,8 +29,8 @@ from lazytpu.tracing.reading import read
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
 from lazytpu.tracing.transaction import Transaction
 
-Body = Callable[..., Any]
-_bodies: weakref.WeakKeyDictionary[Any, dict[Any, Subgraph]] = weakref.WeakKeyDictionary()
+Body = Callable[..., Sequence[torch.Tensor]]  # or one tensor, of a condition
+_bodies: weakref.WeakKeyDictionary[object, dict[object, Subgraph]] = weakref.WeakKeyDictionary()
 
 
 def register() -> None:
@@ -69,7 +69,7 @@ def _layout(tensor: torch.Tensor) -> Layout:
     return cell_of(tensor).layout if is_device_tensor(tensor) else result_layout(tensor)
 
 
-def _body_arguments(higher: HigherOrder, named: dict[str, Any]) -> list[Any]:
+def _body_arguments(higher: HigherOrder, named: dict[str, Any]) -> list[object]:
     """Return what each body is called with, tensors by their types and numbers as they are."""
     given: list[Any] = []
     for name in higher.body_inputs:
@@ -123,8 +123,8 @@ def trace(function: Body, given: Sequence[Any]) -> torch.fx.GraphModule:
 
 
 def _while_loop(
-    cond: Body, body: Body, carried: Sequence[Any], additional: Sequence[Any], mutated_arg_indices: str = ""
-) -> Any:
+    cond: Body, body: Body, carried: Sequence[object], additional: Sequence[object], mutated_arg_indices: str = ""
+) -> object:
     """Record one node; run torch's own loop, which reads the condition in each iteration, where the state holds Python
     numbers or the bodies write to tensors from outside."""
     if mutated_arg_indices or not all(isinstance(x, torch.Tensor) for x in carried):
@@ -132,7 +132,7 @@ def _while_loop(
     return _call(TABLE[while_loop_op], cond, body, carried, additional)
 
 
-def _while_loop_stack_output(cond: Body, body: Body, carried: Sequence[Any], additional: Sequence[Any]) -> Any:
+def _while_loop_stack_output(cond: Body, body: Body, carried: Sequence[Any], additional: Sequence[Any]) -> object:
     """Return the state after every iteration, which gradients need.  Their number is read first: it is a shape."""
     if not all(isinstance(x, torch.Tensor) for x in carried):
         return while_loop_dense(cond, body, carried, additional, stack_output=True)

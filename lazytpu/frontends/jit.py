@@ -51,7 +51,7 @@ def jit(function: Callable[..., Any] | None = None, *, static: str | Iterable[st
         return functools.partial(jit, static=static)
     call = _Jit(function, {static} if isinstance(static, str) else set(static)).call
 
-    def jitted(*args: Any, **kwargs: Any) -> Any:
+    def jitted(*args: object, **kwargs: object) -> Any:
         return call(*args, **kwargs)
 
     functools.update_wrapper(jitted, function)
@@ -101,7 +101,7 @@ class _Jit:
             raise _explained(error) from None
 
 
-def _traced(x: Any) -> Any:
+def _traced(x: object) -> Any:
     """Return floats as 0-dim tensors, which are inputs of the program."""
     if type(x) is float:
         return torch.tensor(x, dtype=torch.float64, device="cpu")

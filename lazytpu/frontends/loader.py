@@ -85,11 +85,11 @@ class DeviceLoader:
             return None
 
 
-class _Batches(Iterator[Any]):
+class _Batches(Iterator[object]):
     """One pass over the loader.  Its thread stops when the pass ends, fails or is forgotten."""
 
     def __init__(self, source: Iterator[Any], device: torch.device, prefetch: int) -> None:
-        self._queue: queue.Queue[Any] = queue.Queue(prefetch)
+        self._queue: queue.Queue[object] = queue.Queue(prefetch)
         self._stop = threading.Event()
         # The thread holds no reference to this object, so forgetting the object stops the thread.
         self._thread = threading.Thread(
@@ -135,7 +135,7 @@ class _Batches(Iterator[Any]):
         self._stop.set()
 
 
-def _produce(source: Iterator[Any], device: torch.device, into: queue.Queue[Any], stop: threading.Event) -> None:
+def _produce(source: Iterator[object], device: torch.device, into: queue.Queue[object], stop: threading.Event) -> None:
     """Take batches from the loader, start their transfer and put them in line: what the thread does."""
     try:
         for batch in source:
@@ -148,7 +148,7 @@ def _produce(source: Iterator[Any], device: torch.device, into: queue.Queue[Any]
         _running.pop(threading.current_thread(), None)
 
 
-def _put(into: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
+def _put(into: queue.Queue[object], item: object, stop: threading.Event) -> bool:
     """Wait for a place in line; False when nobody wants the item any more."""
     while not stop.is_set():
         try:
@@ -162,7 +162,7 @@ def _put(into: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return ``batch`` with everything in the pytree that can be moved on ``device``."""
 
-    def move(x: Any) -> Any:
+    def move(x: object) -> Any:
         if isinstance(x, torch.Tensor):
             return x.to(device, non_blocking=True)
         return x.to(device) if hasattr(x, "to") else x  # PackedSequence, BatchEncoding and the like

@@ -6,14 +6,19 @@ contain it are looked up without running Python code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 OpOverload = torch._ops.OpOverload
 aten = torch.ops.aten
+Arg: TypeAlias = Any
+"""What an op is given for an argument of its schema: a tensor or what stands for one, a number, a dtype, a list.
+
+The schema says which, at run time only; so who reads one knows its op, and nothing checks it here.
+"""
 
 NO_COMPUTATION = {
     aten._assert_tensor_metadata.default,
@@ -74,7 +79,7 @@ class Argument:
     name: str
     kind: str
     kwarg_only: bool
-    default: Any
+    default: Arg
     written: bool
 
 
@@ -99,7 +104,7 @@ class Op:
     random: bool
     positions: dict[str, int] = field(default_factory=dict)
     order: tuple[int, ...] | None = None
-    defaults: dict[int, Any] = field(default_factory=dict)
+    defaults: dict[int, Arg] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return self.name
@@ -109,7 +114,7 @@ class Op:
         """Whether the result shares the memory of an operand."""
         return bool(getattr(self.recorded, "is_view", False))  # loops and conditions have no such attribute
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def bind(self, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> list[Arg]:
         """The arguments in the order of the schema, `ABSENT` where not given."""
         if self.order is None:
             bound = [*args, *[ABSENT] * (len(self.arguments) - len(args))]
@@ -123,10 +128,10 @@ class Op:
                 bound[position] = value
         return bound
 
-    def call_form(self, bound: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call_form(self, bound: Iterable[Arg]) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
         """Return the positional and keyword arguments that call ``recorded``, those that are `ABSENT` left out."""
-        positional: list[Any] = []
-        keywords: dict[str, Any] = {}
+        positional: list[Arg] = []
+        keywords: dict[str, Arg] = {}
         gap = False
         for argument, x in zip(self.arguments, bound, strict=False):
             if x is ABSENT:
@@ -182,7 +187,7 @@ def _match_schemas(op: Op) -> None:
             op.defaults[i] = source[1].default_value
 
 
-def _argument(a: Any, attribute_scalars: set[str]) -> Argument:
+def _argument(a: torch._C.Argument, attribute_scalars: set[str]) -> Argument:
     written = a.alias_info is not None and a.alias_info.is_write
     kind = _kind(str(a.real_type), a.name, attribute_scalars)
     return Argument(a.name, kind, a.kwarg_only, a.default_value, written)

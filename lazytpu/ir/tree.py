@@ -11,12 +11,16 @@ never runs Python code: this is what makes the commit of an op (see tracing/reco
 
 from __future__ import annotations
 
-from typing import Any, cast
+import weakref
+from typing import Any, TypeAlias, cast
 
-from lazytpu.ir.op_schema import Op
+from lazytpu.ir.op_schema import Arg, Op
 from lazytpu.ir.sharding import Mesh, Sharding
 from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.types import TensorType
+
+Key: TypeAlias = tuple[object, ...]
+Structure: TypeAlias = int | list["Structure"] | tuple["Structure", ...]
 
 
 class Value:
@@ -90,24 +94,24 @@ class Node:
 
     def __init__(self, parent: Node | None) -> None:
         self.parent = parent
-        self.children: dict[Any, Node] = {} if parent is None else type(parent.children)()
+        self.children: dict[Key, Node] = {} if parent is None else type(parent.children)()
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.counts: tuple[int, int, int] = (0, 0, 0) if parent is None else parent.counts
-        self.executables: dict[Any, Any] = {}
-        self.dynamic: dict[Any, Any] | None = None
+        self.executables: dict[Key, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
+        self.dynamic: dict[Op, tuple[int, ...]] | None = None
         self.op: Op = cast("Op", None)
-        self.key: Any = None
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
+        self.key: Key = ()
+        self.args: tuple[Arg, ...] = ()
+        self.kwargs: dict[str, Arg] = {}
         self.values: tuple[Value | None, ...] = ()
         self.value: Value = cast("Value", None)
         self.layout: TensorType = cast("TensorType", None)
-        self.structure: Any = 0
+        self.structure: Structure = 0
         self.natural: tuple[TensorType, ...] | None = None
         self.operands: list[Value | Number] | None = None  # see `operands`
         self.site: Site = UNKNOWN
 
-    def set_results(self, layouts: tuple[TensorType | None, ...], structure: Any) -> None:
+    def set_results(self, layouts: tuple[TensorType | None, ...], structure: Structure) -> None:
         """Gives the node its results."""
         self.values = tuple(None if lay is None else Value(self, i, lay) for i, lay in enumerate(layouts))
         self.structure = structure
@@ -123,26 +127,27 @@ class Node:
         return nodes[::-1]
 
 
-class Unfound(dict[Any, Node]):
+class Unfound(dict[Key, Node]):
     """The children of a node in a tree that remembers nothing: every op is a miss (see `Trace.remember`)."""
 
-    def __getitem__(self, key: Any) -> Node:
+    def __getitem__(self, key: Key) -> Node:
         raise KeyError(key)
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: Key, default: Any = None) -> Any:
         return default
 
-    def __setitem__(self, key: Any, node: Node) -> None:
+    def __setitem__(self, key: Key, node: Node) -> None:
         pass
 
 
-def operands(node: Node) -> list[Any]:
+def operands(node: Node) -> list[Value | Number]:
     """Return every `Value` and `Number` among the arguments of a node, in order; found once, for the caller to read."""
     if node.operands is not None:
         return node.operands
-    found = node.operands = []
+    found: list[Value | Number] = []
+    node.operands = found
 
-    def visit(x: Any) -> None:
+    def visit(x: Arg) -> None:
         if type(x) is Value or type(x) is Number:
             found.append(x)
         elif isinstance(x, (list, tuple)):
@@ -154,6 +159,9 @@ def operands(node: Node) -> list[Any]:
     for x in node.kwargs.values():
         visit(x)
     return found
+
+
+Mark: TypeAlias = tuple[Node, int, tuple[Node, Node] | None, Node | None, list[int], Mesh | None]
 
 
 class Trace:
@@ -204,8 +212,8 @@ class Trace:
 
     def __init__(self) -> None:
         self.root = self.cursor = Node(None)
-        self.roots: dict[Any, Node] = {}
-        self.root_name: Any = None
+        self.roots: dict[object, Node] = {}
+        self.root_name: object = None
         self.step = self.recorded_step = 1
         self.closed = self.apart = False
         self.forgetful = False
@@ -254,12 +262,12 @@ class Trace:
         if self.mesh is not None:
             self.mesh, self.shardings = None, {}
 
-    def mark(self) -> tuple[Any, ...]:
+    def mark(self) -> Mark:
         """Where recording stands, for `rewind`."""
         lengths = [len(x) for x in (self.inputs, self.floats, self.ints, self.complexes, self.pending)]
         return self.cursor, self.nodes, self.parted, self.shadow, lengths, self.mesh
 
-    def rewind(self, mark: tuple[Any, ...]) -> list[Any]:
+    def rewind(self, mark: Mark) -> list[Any]:
         """Undoes what was recorded since ``mark``; returns the storages that were loaded or written since."""
         last, new = self.cursor, self.nodes - mark[1]
         self.cursor, self.nodes, self.parted, self.shadow, lengths, self.mesh = mark
@@ -290,7 +298,7 @@ class Trace:
         if self.cursor.depth == 0:
             self.cursor = self.root
 
-    def change_root(self, name: Any) -> None:
+    def change_root(self, name: object) -> None:
         """Records below the root of that name from now on, so that nothing recorded under another name is found.
 
         For a setting of torch's that decides the types of results and is in no key.  Called where nothing is pending.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ def site_of(node: torch.fx.Node) -> Site:
     return Site(file, line, module, backward)
 
 
-def _module_path(stack: dict[str, Any]) -> str:
+def _module_path(stack: dict[str, tuple[object, object]]) -> str:
     """``Net.head.0`` from the modules that were being called, the outermost first."""
     entries = list(stack.values())
     if not entries:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import reduce
 from operator import or_
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -134,7 +135,8 @@ def _dependencies(node: Node) -> Iterator[tuple[Value, list[Value]]]:
         yield from ((value, every) for value in node.values if value is not None)
     else:
         arguments = [*node.args, *node.kwargs.values()]
-        for group in node.structure if isinstance(node.structure, tuple) else (node.structure,):
+        lists = node.structure if isinstance(node.structure, tuple) else (node.structure,)
+        for group in cast("tuple[list[int], ...]", lists):
             for n, value in enumerate(node.values[i] for i in group):
                 if value is not None:
                     yield value, [x for a in arguments if type(x := _element(a, n, len(group))) is Value]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from lazytpu.ir.tree import Node, Number, Value
 
 
-def replaced(x: Any, replace: Callable[[Value | Number], Any]) -> Any:
+def replaced(x: object, replace: Callable[[Value | Number], object]) -> object:
     """Return an argument of a node with ``replace`` applied to each operand in it."""
     if type(x) is Value or type(x) is Number:
         return replace(x)
@@ -17,7 +16,7 @@ def replaced(x: Any, replace: Callable[[Value | Number], Any]) -> Any:
     return x
 
 
-def cloned(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], *, results: bool) -> Node:
+def cloned(node: Node, args: tuple[object, ...], kwargs: dict[str, object], *, results: bool) -> Node:
     """Return a node with other arguments.
 
     Args:

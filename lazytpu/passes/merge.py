@@ -6,8 +6,6 @@ compute the same bias corrections from each.  Where the counters are known to be
 
 from __future__ import annotations
 
-from typing import Any
-
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.passes.clone import cloned, replaced
@@ -47,7 +45,7 @@ class _Merge:
 
     def __init__(self, same: dict[Value, Value]) -> None:
         self.known = dict(same)
-        self.computed: dict[Any, Node] = {}
+        self.computed: dict[object, Node] = {}
 
     def node(self, node: Node) -> Node | None:
         """What stands for a node in the new graph; None where an earlier node computes the same."""
@@ -59,7 +57,7 @@ class _Merge:
         key = node.op, _key(args), _key(tuple(kwargs.items())), tuple([v.layout for v in node.values if v])
         twin = self.computed.get(key)
         if twin is not None:
-            self.known.update(zip(node.values, twin.values, strict=True))  # type: ignore[arg-type]
+            self.known.update((v, w) for v, w in zip(node.values, twin.values, strict=True) if v and w)
             return None
         self.computed[key] = node
         return self.shorter(made) if _is_each(made) else made
@@ -79,9 +77,11 @@ class _Merge:
             return node
         for i, element in enumerate(elements):
             if i != first[element]:
-                self.known[node.values[i]] = node.values[first[element]]  # type: ignore[index]
+                value, twin = node.values[i], node.values[first[element]]
+                assert value is not None and twin is not None  # a list has no undefined results
+                self.known[value] = twin
 
-        def chosen(x: Any) -> Any:
+        def chosen(x: object) -> object:
             return [x[i] for i in kept] if isinstance(x, list) else x
 
         args = tuple([chosen(x) for x in node.args])
@@ -104,7 +104,7 @@ def _is_each(node: Node) -> bool:
     )
 
 
-def _key(x: Any) -> Any:
+def _key(x: object) -> object:
     """Something hashable that is equal for arguments that mean the same."""
     if isinstance(x, (list, tuple)):
         return tuple([_key(e) for e in x])

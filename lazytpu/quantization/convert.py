@@ -90,7 +90,7 @@ def quantize_static(
     return _replaced(module, replace)
 
 
-def calibrate(module: nn.Module, batches: Iterable[Any]) -> dict[str, torch.Tensor]:
+def calibrate(module: nn.Module, batches: Iterable[object]) -> dict[str, torch.Tensor]:
     """The largest magnitude of the input of each Linear, Conv and LSTM in a run over sample data.
 
     Args:

@@ -6,7 +6,7 @@ What is saved are the bytes of the weight, in memory and on the way to the multi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -78,12 +78,12 @@ class WeightOnlyConv(_Packed):
         self._pads = source._reversed_padding_repeated_twice
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        conv: Any = (F.conv1d, F.conv2d, F.conv3d)[len(self.shape) - 3]
+        conv: Callable[..., torch.Tensor] = (F.conv1d, F.conv2d, F.conv3d)[len(self.shape) - 3]
         padding = self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._pads, mode=self.padding_mode), 0  # type: ignore[assignment]
         weight = self.floats(x.dtype).reshape(self.shape)
-        return conv(x, weight, self.bias, self.stride, padding, self.dilation, self.groups)  # type: ignore[no-any-return]
+        return conv(x, weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 class WeightOnlyEmbedding(_Packed):

@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Sequence
 from functools import cache as remembered
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -14,7 +15,12 @@ from jax.sharding import SingleDeviceSharding
 
 from lazytpu.lowering.registry import target_platform
 
+Buffer: TypeAlias = jax.Array
+"""What is on the device: the contents of a storage, an operand or result of a program."""
 _HostArray = npt.NDArray[np.generic]
+ScalarArray: TypeAlias = _HostArray | jax.Array | None
+Scalars: TypeAlias = Sequence[ScalarArray]
+"""The scalar inputs of a step: floats, ints and complex numbers, None for a kind there is none of."""
 
 
 def device() -> jax.Device:
@@ -27,7 +33,7 @@ def platform() -> str:
     return target_platform()
 
 
-def put(arrays: Sequence[_HostArray]) -> list[jax.Array]:
+def put(arrays: Sequence[_HostArray | Buffer]) -> list[jax.Array]:
     """Return a buffer on the device with the contents of each array; on CPUs it may share the array's memory.
 
     Call it inside ``jax.enable_x64(True)``.
@@ -37,13 +43,13 @@ def put(arrays: Sequence[_HostArray]) -> list[jax.Array]:
 
 
 @remembered
-def _put_one(where: jax.Device) -> Callable[[_HostArray], jax.Array]:
+def _put_one(where: jax.Device) -> Callable[[_HostArray | Buffer], jax.Array]:
     """Return what puts an array on a device: what ``jax.device_put`` calls in the end, where this jax has it.
 
     The rest of ``device_put`` costs twenty times as much as the transfer of a small array.
     """
 
-    def public(array: _HostArray) -> jax.Array:
+    def public(array: _HostArray | Buffer) -> jax.Array:
         made: jax.Array = jax.device_put(array, where)
         return made
 
@@ -51,7 +57,7 @@ def _put_one(where: jax.Device) -> Callable[[_HostArray], jax.Array]:
         batched = importlib.import_module("jax._src.lib").xla_client.batched_device_put
         shaped, placed, devices = jax.core.ShapedArray, SingleDeviceSharding(where), [where]
 
-        def direct(array: _HostArray) -> jax.Array:
+        def direct(array: _HostArray | Buffer) -> jax.Array:
             made: jax.Array = batched(shaped(array.shape, array.dtype), placed, [array], devices, True)
             return made
 

@@ -23,6 +23,7 @@ from lazytpu.lowering.registry import lowering_for, target_platform
 from lazytpu.lowering.support import shardings
 from lazytpu.observe import logs, metrics, regions
 from lazytpu.runtime import client
+from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.executable import Executable, donated_bytes, failure, smallest_result
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.runtime.launch import split_donated
@@ -45,7 +46,7 @@ def lower(graph: Graph) -> Any:
     function = function_of(graph)
     order = [i for part in split_donated(graph, range(len(graph.inputs))) for i in part]
 
-    def step(donated: list[Any], retained: list[Any], floats: Any, ints: Any, complexes: Any) -> Any:
+    def step(donated: list[Buffer], retained: list[Buffer], floats: Any, ints: Any, complexes: Any) -> Any:
         inputs = dict(zip(order, [*donated, *retained], strict=True))
         return function([inputs[i] for i in range(len(order))], floats, ints, complexes)
 
@@ -103,7 +104,7 @@ def result_shardings(graph: Graph) -> tuple[jax.sharding.NamedSharding | None, .
     return (*[None if s is None else shardings.named(s) for s in wanted], *[None] * graph.checked)
 
 
-def options_for(graph: Graph) -> dict[str, Any]:
+def options_for(graph: Graph) -> dict[str, object]:
     """Return the compiler's options for a graph: those by which its values are right, and rounded as they should be."""
     if target_platform() != "cpu":
         return {}

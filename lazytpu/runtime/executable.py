@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lazytpu.diagnosis.events import Usage
 from lazytpu.errors import LazyTPUError
 from lazytpu.ir.graph import Graph
+from lazytpu.runtime.client import Buffer
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -30,17 +32,17 @@ class Executable:
     """
 
     graph: Graph
-    compiled: Any
+    compiled: Any  # a jax.stages.Compiled, or what is called in place of one
     lower_s: float
     compile_s: float
     smallest: int
     donated_bytes: int = 0
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     load_s: float = 0.0
     difference: str = ""
     interpreted: bool = False
-    call: Any = field(init=False)
+    call: Callable[..., Sequence[Buffer]] = field(init=False)
     flat: Any = None
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host import malloc, mappings
 from lazytpu.runtime.least_recent import LeastRecent
 
-executables = LeastRecent(config.max_executables)  # by `_name`
+executables: LeastRecent[object, Executable] = LeastRecent(config.max_executables)  # by `_name`
 
 
 def executable_for(

@@ -11,6 +11,7 @@ from lazytpu.ir.graph import graph_of
 from lazytpu.ir.tree import Node, Value, operands
 from lazytpu.lowering.bounds import DIVISOR, is_checked
 from lazytpu.runtime import transfers
+from lazytpu.runtime.client import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class _Report:
         path, outputs: what ran, to name the op and the line if need be.
     """
 
-    buffer: Any
+    buffer: Any  # a jax.Array, whose `is_ready` its stub leaves out
     path: Node
     outputs: tuple[Value, ...]
 
@@ -36,7 +37,7 @@ def checked_nodes(last: Node) -> list[Node]:
     return [node for node in last.path() if is_checked(node.op.recorded)]
 
 
-def note(buffer: Any, path: Node, outputs: tuple[Value, ...]) -> None:
+def note(buffer: Buffer, path: Node, outputs: tuple[Value, ...]) -> None:
     """Keep the report of a run, and forget earlier ones that are done and found nothing."""
     with _lock:
         _reports[:] = [r for r in _reports if not r.buffer.is_ready() or _bad_row(r) is not None]

@@ -20,12 +20,12 @@ from lazytpu.ir.subgraph import has_body
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.passes.clone import cloned, replaced
 from lazytpu.runtime import client, compiler, executables
+from lazytpu.runtime.client import Buffer, ScalarArray, Scalars
 from lazytpu.runtime.composed import is_random
 from lazytpu.runtime.cpu_kernels import call_kernel, laid_out, plain_torch, scalar_operand
 from lazytpu.runtime.executable import Executable
 
 Contents = dict[Value, torch.Tensor]
-Scalars = tuple[Any, Any, Any]
 _COUNTS = {"f": 0, "i": 1, "c": 2}
 
 
@@ -43,7 +43,7 @@ class Interpretation:
         self.graph = graph
         self._last_uses = graph.last_uses()
 
-    def __call__(self, donated: list[Any], retained: list[Any], *scalars: Any) -> list[Any]:
+    def __call__(self, donated: list[Buffer], retained: list[Buffer], *scalars: ScalarArray) -> list[Buffer]:
         """Compute the outputs."""
         graph = self.graph
         with plain_torch(), warnings.catch_warnings():
@@ -99,6 +99,7 @@ class _Run:
 
     def _number(self, x: Number) -> Any:
         pack = self.scalars[_COUNTS[x.kind]]
+        assert pack is not None, "a kind that the graph has none of"
         return pack[x.index : x.index + 2] if x.dtype == "rng" else pack[x.index]
 
     def _by_rule(self, node: Node) -> Contents:
@@ -113,7 +114,7 @@ class _Run:
         made = [v for v in node.values if v is not None]
         return {v: laid_out(_tensor(x, v), v.layout) for v, x in zip(made, results, strict=True)}
 
-    def _pack(self, kind: str, numbers: list[Number]) -> Any:
+    def _pack(self, kind: str, numbers: list[Number]) -> object:
         if not numbers:
             return None
         return np.concatenate([np.atleast_1d(self._number(n)) for n in numbers])
@@ -148,7 +149,7 @@ def alone(node: Node) -> tuple[Graph, list[Value], list[Number]]:
     return Graph((copy,), tuple(inputs.values()), outputs, (), (nf, ni, nc)), [*inputs], [*numbers]
 
 
-def _tensor(buffer: Any, value: Value) -> torch.Tensor:
+def _tensor(buffer: Buffer, value: Value) -> torch.Tensor:
     """Return the contents of a buffer as a tensor of a layout, which shares its memory where it can."""
     return laid_out(host_tensor(np.asarray(buffer)).to(value.layout.dtype), value.layout)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -15,10 +15,12 @@ from lazytpu.ir.graph import Graph
 from lazytpu.lowering.lower import type_of
 from lazytpu.observe import metrics, regions, step_statistics
 from lazytpu.runtime import client
+from lazytpu.runtime.client import Buffer, Scalars
 from lazytpu.runtime.executable import Executable, failure
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.runtime.transfers import finished
 
+_T = TypeVar("_T")
 _SHORTENED_AT = 2  # the run of an executable before which jax has made what it calls
 
 
@@ -28,7 +30,7 @@ def run(
     floats: Sequence[float],
     ints: Sequence[int],
     complexes: Sequence[complex],
-) -> Sequence[Any]:
+) -> Sequence[Buffer]:
     """Start an executable and return its results, which may still be computing.
 
     They are its outputs, and behind them the report of a ``checked`` graph.
@@ -69,7 +71,7 @@ def split_concatenated(graph: Graph, flat: Any) -> list[Any]:
 
 
 @regions.region("dispatch")
-def start(executable: Executable, donated: list[Any], retained: list[Any], scalars: Sequence[Any]) -> Sequence[Any]:
+def start(executable: Executable, donated: list[Buffer], retained: list[Buffer], scalars: Scalars) -> Sequence[Buffer]:
     """Start an executable with arguments arranged by `split_donated` and `scalar_arrays`."""
     usage = executable.usage
     usage.runs += 1
@@ -79,7 +81,7 @@ def start(executable: Executable, donated: list[Any], retained: list[Any], scala
     began = time.perf_counter()
     with jax.enable_x64(True):
         try:
-            outputs: Sequence[Any] = executable.compiled(donated, retained, *scalars)
+            outputs: Sequence[Buffer] = executable.compiled(donated, retained, *scalars)
         except jax.errors.JaxRuntimeError as error:
             raise failure(ExecutionError, "could not run", executable.graph, error) from error
     metrics.add_time("interpret" if executable.interpreted else "dispatch", time.perf_counter() - began)
@@ -95,15 +97,15 @@ def start(executable: Executable, donated: list[Any], retained: list[Any], scala
 
 
 def start_ready(
-    executable: Executable, donated: list[Any], retained: list[Any], scalars: Sequence[Any]
-) -> Sequence[Any]:
+    executable: Executable, donated: list[Buffer], retained: list[Buffer], scalars: Scalars
+) -> Sequence[Buffer]:
     """Start an executable whose scalar arrays are on the device already, which spares a setting of jax."""
     usage = executable.usage
     usage.runs += 1
     if usage.runs == _SHORTENED_AT:
         executable.shorten_call()
     try:
-        outputs: Sequence[Any] = executable.call(donated, retained, *scalars)
+        outputs: Sequence[Buffer] = executable.call(donated, retained, *scalars)
     except jax.errors.JaxRuntimeError as error:
         raise failure(ExecutionError, "could not run", executable.graph, error) from error
     metrics.count("execute")
@@ -113,7 +115,7 @@ def start_ready(
     return outputs
 
 
-def flat_call(executable: Executable, arrays: int) -> Any:
+def flat_call(executable: Executable, arrays: int) -> object:
     """Return ``executable.flat``, for one that donates nothing and takes that many arrays, scalar arrays included.
 
     None where this version of jax lacks what it needs.
@@ -134,13 +136,13 @@ def explained(executable: Executable, error: Exception) -> Exception:
     return error
 
 
-def resident(scalars: Sequence[Any]) -> tuple[Any, ...]:
+def resident(scalars: Scalars) -> tuple[Any, ...]:
     """Put scalar arrays on the device, for `start_ready`."""
     with uninterrupted(), jax.enable_x64(True):
         return tuple([None if p is None else client.put([p])[0] for p in scalars])
 
 
-def split_donated(graph: Graph, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def split_donated(graph: Graph, inputs: Sequence[_T]) -> tuple[list[_T], list[_T]]:
     """Return the inputs that are donated, and the others, as the compiled function takes them."""
     donated = set(graph.donated)
     return [inputs[i] for i in graph.donated], [x for i, x in enumerate(inputs) if i not in donated]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import TypeVar
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
-class LeastRecent(OrderedDict[Any, Any]):
+class LeastRecent(OrderedDict[_K, _V]):
     """A dictionary that forgets its least recently used entry past ``limit``; ``newest`` is the last used one."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
-        self.newest: Any = None
+        self.newest: _V | None = None
 
-    def find(self, key: Any) -> Any:
+    def find(self, key: _K) -> _V | None:
         """Return the entry, now the most recent, or None."""
         if key in self:
             self.move_to_end(key)
@@ -22,7 +25,7 @@ class LeastRecent(OrderedDict[Any, Any]):
             return self.newest
         return None
 
-    def keep(self, key: Any, value: Any) -> None:
+    def keep(self, key: _K, value: _V) -> None:
         """Add an entry."""
         self[key] = self.newest = value
         if len(self) > self.limit:

@@ -33,7 +33,7 @@ class _Seen:
     last: int
 
 
-_seen = LeastRecent(_MOST_SEEN)  # the key of a graph: `_Seen`
+_seen: LeastRecent[object, _Seen] = LeastRecent(_MOST_SEEN)  # the key of a graph: `_Seen`
 _runs = [0]  # how many graphs were interpreted
 _profilers = calls_of("region")
 

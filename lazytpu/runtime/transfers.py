@@ -19,6 +19,7 @@ from lazytpu.dtypes import host_array, host_tensor
 from lazytpu.errors import DonatedBufferError
 from lazytpu.observe import metrics, regions, step_statistics
 from lazytpu.runtime import client
+from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.disk_cache import prefetch
 from lazytpu.runtime.host.interrupts import uninterrupted
 
@@ -44,7 +45,7 @@ def to_device(tensor: torch.Tensor) -> Any:
 
 
 @regions.region("transfer_out")
-def to_host(buffer: Any) -> torch.Tensor:
+def to_host(buffer: Buffer) -> torch.Tensor:
     """Return the contents of a buffer as a CPU tensor, which shares memory with it where the device is the CPU.
 
     Waits for the computation.  The caller copies before it lets anyone else have the tensor.  What torch calls
@@ -67,13 +68,13 @@ def to_host(buffer: Any) -> torch.Tensor:
         return host_tensor(host)
 
 
-def wait(buffers: Sequence[Any]) -> None:
+def wait(buffers: Sequence[Buffer]) -> None:
     """Wait until the buffers are computed."""
     ready([b for b in buffers if not b.is_deleted()])
 
 
 @regions.region("wait")
-def ready(buffers: Sequence[Any]) -> None:
+def ready(buffers: Sequence[Buffer]) -> None:
     """Wait until buffers that are not donated are computed, and add the time to the timer ``wait``."""
     start = time.perf_counter()
     for buffer in buffers:
@@ -81,7 +82,7 @@ def ready(buffers: Sequence[Any]) -> None:
     metrics.add_time("wait", time.perf_counter() - start)
 
 
-def finished(buffers: Sequence[Any]) -> bool:
+def finished(buffers: Sequence[Buffer]) -> bool:
     """Wait for buffers; return whether all could be computed (if not, a read of one raises the error)."""
     try:
         ready(buffers)

@@ -43,7 +43,7 @@ def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     return out
 
 
-def _copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+def _copy(tensor: torch.Tensor, memo: dict[int, object]) -> torch.Tensor:
     with torch.no_grad():
         storage = copy.deepcopy(tensor.untyped_storage(), memo)
         out = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -53,7 +53,7 @@ def _copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         return out.neg() if tensor.is_neg() else out
 
 
-def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+def reduce_tensor(tensor: torch.Tensor) -> tuple[object, ...]:
     """What pickle and ``torch.save`` keep of a device tensor: what they keep of one on the CPU, with the
     device as the location of its storage.  ``torch.load`` needs lazytpu only to bring it back here."""
     state = attributes_of(tensor)
@@ -89,6 +89,6 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     return rebuild, parts
 
 
-def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+def attributes_of(tensor: torch.Tensor) -> dict[str, object]:
     """The attributes that the user has set on a tensor."""
     return {name: value for name, value in tensor.__dict__.items() if name not in _OWN}

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import prod
-from typing import Any, cast
+from typing import cast
 
 import torch
 
-from lazytpu.ir.op_schema import Op
+from lazytpu.ir.op_schema import Arg, Op
 from lazytpu.ir.types import Size, TensorType, memory_order, overlaps
 
 Geometry = tuple[Size, Size, int, torch.dtype, int]  # the last: CONJ | NEG
@@ -43,7 +43,7 @@ class Layout(TensorType):
     __slots__ = ("args", "bits", "by_geometry", "children", "index", "offset", "op", "overlapping", "parent", "root")
     __setattr__ = object.__setattr__
 
-    args: tuple[Any, ...]
+    args: tuple[Arg, ...]
     bits: int
     by_geometry: dict[Geometry, Layout]
     children: dict[Hashable, Layout | tuple[Layout, ...]]
@@ -66,7 +66,7 @@ class Layout(TensorType):
         """Sizes, strides, offset, dtype and lazy conjugate and negative bits."""
         return self.size, self.stride, self.offset, self.dtype, self.bits
 
-    def child(self, op: Any, args: tuple[Any, ...], geometry: Geometry, index: int | None = None) -> Layout:
+    def child(self, op: Op | str, args: tuple[Arg, ...], geometry: Geometry, index: int | None = None) -> Layout:
         """The interned layout of this geometry on this root, reached by ``op(self, *args)`` if it is new."""
         known = self.root.geometry_layout(geometry)
         if known is not None:
@@ -114,7 +114,7 @@ class Layout(TensorType):
         size = (prod(root.size),)
         return ordered.child("view", (size,), (size, (1,), 0, root.dtype, 0))
 
-    def remember(self, key: Any, result: Any) -> None:
+    def remember(self, key: Hashable, result: Layout | tuple[Layout, ...]) -> None:
         """Stores the layout(s) that the view op and arguments of ``key`` give."""
         if len(self.children) >= MAX_CHILDREN:
             self.children.clear()

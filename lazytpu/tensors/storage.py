@@ -8,12 +8,14 @@ current step only for a storage whose ``value`` may be used as it is; everything
 from __future__ import annotations
 
 import gc
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from lazytpu.ir.sharding import Sharding
+from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Value, trace
+from lazytpu.runtime.client import Buffer
 from lazytpu.tensors.layout import Layout
 
 NOTHING = cast(Value, None)
@@ -33,7 +35,7 @@ class Storage:
         moved: (storage, layout) when `resize_` put the contents elsewhere.
         host: CPU memory that holds the contents until a tensor gives them a type (saving.py).
         address: what ``data_ptr`` says, once it was asked.
-        origin: the line that moved the contents here from the host (an `ir.site.Site`).
+        origin: the line that moved the contents here from the host.
         sharding: how the contents lie on a mesh; None on one device, and where every device of a mesh has all of them
             without anybody having asked for it.
         computed_on_host: an op that has to run on the CPU made the contents there.
@@ -45,14 +47,14 @@ class Storage:
     step: int = 0
     dirty: int = 0
     layout: Layout
-    buffer: Any = None
+    buffer: Buffer | None = None
     shared: bool = False
     reads: dict[Layout, Value] | None = None
-    reads_root: Any = None
+    reads_root: Value | None = None
     moved: tuple[Storage, Layout] | None = None
     host: torch.UntypedStorage | None = None
     address: int = 0
-    origin: Any = None
+    origin: Site | None = None
     computed_on_host: bool = False
     sharding: Sharding | None = None
 
@@ -70,7 +72,7 @@ class Alias:
 Cell = Storage | Alias
 
 
-def new_storage(layout: Layout, buffer: Any = None) -> Storage:
+def new_storage(layout: Layout, buffer: Buffer | None = None) -> Storage:
     """A storage that holds ``buffer``, or nothing yet."""
     storage = Storage()
     storage.layout, storage.buffer = layout, buffer
@@ -123,7 +125,7 @@ def commit(contents: dict[Storage, Value], step: int, held: dict[Storage, Value]
             gc.enable()
 
 
-def write_buffer(storage: Storage, buffer: Any, shared: bool = False) -> None:
+def write_buffer(storage: Storage, buffer: Buffer | None, shared: bool = False) -> None:
     """Replaces the contents by an array that is there already; nothing is recorded."""
     storage.buffer, storage.shared = buffer, shared
     storage.value, storage.step, storage.reads, storage.reads_root = NOTHING, 0, None, None

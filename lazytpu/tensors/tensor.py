@@ -7,7 +7,7 @@ everything that aliases reaches it.  ``tensor._s`` is the tensor's own cell, a c
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,7 +17,7 @@ from lazytpu.tensors.layout import CONJ, NEG, Layout, geometry_of, root_layout
 from lazytpu.tensors.printing import represent
 from lazytpu.tensors.storage import Alias, Cell, Storage, cell_at, new_storage, resolve
 
-_create = torch._C._acc.create_empty_tensor
+_create: Any = torch._C._acc.create_empty_tensor
 _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _as_strided = torch.ops.aten.as_strided.default._handle.redispatch_boxed
 _set = torch.ops.aten.set_.source_Storage_storage_offset.redispatch
@@ -55,13 +55,13 @@ class LazyTensor(torch.Tensor):
     device_type: ClassVar[str] = "tpu"  # dispatch/registration.py sets the name in use
     storage_class: ClassVar[type] = torch.UntypedStorage  # saving.py puts one with contents here
 
-    def detach(self) -> Any:
-        out = _Tensor.detach(self)
+    def detach(self) -> torch.Tensor:
+        out: LazyTensor = _Tensor.detach(self)
         out.__class__ = LazyTensor
         out._s = self._s
         return out
 
-    def backward(self, *args: Any, **kwargs: Any) -> None:
+    def backward(self, *args: object, **kwargs: object) -> None:
         try:
             _Tensor.backward(self, *args, **kwargs)
         except RuntimeError as error:
@@ -73,7 +73,7 @@ class LazyTensor(torch.Tensor):
             ) from None
 
     @property
-    def grad(self) -> Any:
+    def grad(self) -> torch.Tensor | None:
         grad = _grad_of(self)
         return grad if grad is None or type(grad) is LazyTensor else lazy(grad)
 
@@ -86,7 +86,7 @@ class LazyTensor(torch.Tensor):
         _Tensor.grad.__delete__(self)
 
     @property
-    def data(self) -> Any:
+    def data(self) -> torch.Tensor:
         return lazy(_Tensor.data.__get__(self))
 
     @data.setter
@@ -103,7 +103,7 @@ class LazyTensor(torch.Tensor):
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return represent(self)
 
     def __format__(self, spec: str) -> str:
@@ -127,18 +127,18 @@ class LazyTensor(torch.Tensor):
         """A copy on the host: nobody else may see, or write to, the buffers of the device."""
         return self.cpu().__dlpack__(**options)
 
-    def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected: type | None = None) -> Any:
+    def __coerce_same_metadata_as_tangent__(self, metadata: object, expected: type | None = None) -> object:
         """Asked by AOTAutograd, which knows these tensors as plain ones."""
         return self if metadata is None else None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> torch.Tensor:
         return deepcopy_tensor(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return reduce_tensor(self)
 
 
-def lazy(tensor: Any) -> Any:
+def lazy(tensor: torch.Tensor) -> torch.Tensor:
     """Gives a device tensor that C++ made its class; anything else is returned as it is."""
     if type(tensor) is _Tensor and tensor.device.type == LazyTensor.device_type:
         tensor.__class__ = LazyTensor
@@ -175,21 +175,21 @@ def forget_cell(tensor: torch.Tensor) -> None:
 def make(storage: Storage) -> LazyTensor:
     """A new tensor that is all of a new storage."""
     layout = storage.layout
-    tensor: Any = _create(layout.size, layout.dtype)
+    tensor: LazyTensor = _create(layout.size, layout.dtype)
     if not layout.as_created:
         tensor = _as_strided(_META, tensor, layout.size, layout.stride, 0)
     tensor.untyped_storage()._s = storage
     tensor.__class__ = LazyTensor
     tensor._s = storage
-    return tensor  # type: ignore[no-any-return]
+    return tensor
 
 
 def make_view(tensor: torch.Tensor, storage: Storage, layout: Layout) -> LazyTensor:
     """A tensor that shares the C++ storage of ``tensor`` and lies in it as ``layout``."""
-    out = _as_strided(_META, tensor, layout.size, layout.stride, layout.offset)
+    out: LazyTensor = _as_strided(_META, tensor, layout.size, layout.stride, layout.offset)
     out.__class__ = LazyTensor
     out._s = storage if layout is storage.layout else Alias(storage, layout)
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 def view_at(tensor: LazyTensor, layout: Layout) -> LazyTensor:
@@ -197,10 +197,10 @@ def view_at(tensor: LazyTensor, layout: Layout) -> LazyTensor:
     storage, own = resolve(tensor._s)
     if (layout.dtype, layout.bits) == (own.dtype, own.bits):
         return make_view(tensor, storage, layout)
-    out: Any = _create((0,), layout.dtype)
+    out: LazyTensor = _create((0,), layout.dtype)
     _set(_META, out, _Tensor.untyped_storage(tensor), layout.offset, layout.size, layout.stride)
     out = _conj(_META, out) if layout.bits & CONJ else out
     out = _neg_view(_META, out) if layout.bits & NEG else out
     out.__class__ = LazyTensor
     out._s = cell_at(storage, layout)
-    return cast(LazyTensor, out)
+    return out

@@ -34,7 +34,7 @@ class _DeviceGuard(torch._C._acc.DeviceGuard):
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
-def _capability(index: int) -> dict[str, Any]:
+def _capability(index: int) -> dict[str, object]:
     return {"supported_dtypes": supported()}
 
 

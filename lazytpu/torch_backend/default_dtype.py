@@ -18,7 +18,7 @@ def register() -> None:
         setattr(torch._C, name, _told(getattr(torch._C, name)))
 
 
-def _told(change: Callable[[Any], None]) -> Callable[[Any], None]:
+def _told(change: Callable[[object], None]) -> Callable[[object], None]:
     def call(given: Any) -> None:
         with record.lock:
             if given is torch.get_default_dtype():

@@ -21,7 +21,7 @@ _home_process = os.getpid()
 class _Forbidden:
     """Raises whatever is asked of it."""
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         raise ForkError(
             "the device cannot be used in a forked child process",
             given=f"process {os.getpid()}, forked from {_home_process}",

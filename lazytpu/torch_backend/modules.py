@@ -79,7 +79,7 @@ def register() -> None:
     theirs: Any = Module._apply
 
     @functools.wraps(theirs)
-    def _apply(self: Module, fn: _Convert, recurse: bool = True) -> Any:
+    def _apply(self: Module, fn: _Convert, recurse: bool = True) -> object:
         return theirs(self, fn if getattr(fn, "swaps", False) else _swapping(fn), recurse)
 
     Module._apply = _apply  # type: ignore[method-assign]
@@ -93,7 +93,7 @@ def _choose_as_on_the_cpu(module: ModuleType) -> None:
     signature = inspect.signature(theirs)
 
     @functools.wraps(theirs)
-    def _adjust(*args: Any, **kwargs: Any) -> Any:
+    def _adjust(*args: Any, **kwargs: Any) -> object:
         bound = signature.bind(*args, **kwargs)
         device = bound.arguments.get("device")
         if device is not None and device.type == LazyTensor.device_type:

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from math import prod
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -88,7 +88,7 @@ class LazyStorage(torch.UntypedStorage):
     def __getitem__(self, index: Any) -> Any:
         return self.cpu()[index]
 
-    def _set_from_file(self, file: Any, offset: Any, is_real_file: bool, element_size: int) -> LazyStorage:
+    def _set_from_file(self, file: object, offset: object, is_real_file: bool, element_size: int) -> LazyStorage:
         """Reads the contents, where a file of torch's old format has them."""
         state = resolve(self._s)[0]
         host = torch.UntypedStorage(self.nbytes())
@@ -102,7 +102,7 @@ class LazyStorage(torch.UntypedStorage):
     def _write_file(self, *arguments: Any) -> None:
         self.cpu()._write_file(*arguments)
 
-    def _unsupported(self, *args: Any, **kwargs: Any) -> Any:
+    def _unsupported(self, *args: object, **kwargs: object) -> Any:
         raise NotImplementedError(
             "the storage of a device tensor can be read, copied and saved; to change it, use the tensor"
         )
@@ -112,10 +112,10 @@ class LazyStorage(torch.UntypedStorage):
 
 def storage_of(state: Storage) -> LazyStorage:
     """A C++ storage for a state that has none yet."""
-    raw: Any = torch._C._acc.create_empty_tensor((0,), state.layout.dtype).untyped_storage()
+    raw = cast(LazyStorage, torch._C._acc.create_empty_tensor((0,), state.layout.dtype).untyped_storage())
     raw.__class__ = LazyStorage
     raw._s = state
-    return raw  # type: ignore[no-any-return]
+    return raw
 
 
 def settle(state: Storage, tensor: torch.Tensor) -> None:
@@ -169,7 +169,7 @@ def _of_host(storage: torch.UntypedStorage) -> LazyStorage:
     return storage_of(state)
 
 
-def to_storage(storage: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> LazyStorage:
+def to_storage(storage: torch.UntypedStorage, device: object = None, non_blocking: bool = False) -> LazyStorage:
     """A copy of a CPU storage on the device: ``storage.tpu()``."""
     return storage if isinstance(storage, LazyStorage) else _of_host(storage.clone())
 
@@ -197,13 +197,13 @@ def _receive(host: torch.Tensor, requires_grad: bool, is_parameter: bool) -> tor
 # --- plain tensors ------------------------------------------------------------------------------------------------
 
 
-def _cover(name: str, ours: Callable[..., Any]) -> None:
+def _cover(name: str, ours: Callable[..., object]) -> None:
     """Makes a method of ``torch.Tensor`` safe for device tensors that C++ made and no kernel has seen:
     torch's own would look for their contents in C++ memory."""
     theirs = getattr(torch.Tensor, name)
 
     @functools.wraps(theirs)
-    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def method(self: torch.Tensor, *args: object, **kwargs: object) -> object:
         if _is_unseen(self):
             return ours(lazy(self), *args, **kwargs)
         return theirs(self, *args, **kwargs)
@@ -221,7 +221,7 @@ def _is_unseen(tensor: torch.Tensor) -> bool:
     )
 
 
-def _to_dlpack(tensor: torch.Tensor) -> Any:
+def _to_dlpack(tensor: torch.Tensor) -> object:
     """``torch.utils.dlpack.to_dlpack``, which would look for the contents of a device tensor in C++ memory."""
     if tensor.device.type == LazyTensor.device_type:
         return lazy(tensor).__dlpack__()

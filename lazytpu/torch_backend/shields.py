@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from types import CellType, FunctionType, ModuleType
-from typing import Any
 
 from torch._compile import _disable_dynamo
 from torch._decomp import global_decomposition_table
@@ -37,7 +36,7 @@ def open_until_dynamo_comes() -> None:
     after_import("torch._dynamo", close)
 
 
-def _shielded() -> Iterator[Callable[..., Any]]:
+def _shielded() -> Iterator[Callable[..., object]]:
     """Yield the functions behind the meta kernels that are shielded."""
     shield = _disable_dynamo(lambda: None).__code__
     seen: set[FunctionType] = set()

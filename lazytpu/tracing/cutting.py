@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Sequence
 
 from lazytpu.config import config
 from lazytpu.diagnosis import events
@@ -17,6 +17,7 @@ from lazytpu.location import site
 from lazytpu.observe import metrics, regions, step_statistics
 from lazytpu.observers import Observer, add, notify
 from lazytpu.runtime import index_checks, launch, meshes, placement, transfers
+from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.storage import NOTHING, Storage
@@ -108,7 +109,7 @@ def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
         forget_interpreted()
 
 
-def run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
+def run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Buffer]:
     """Run what was planned for the outputs, values at the cursor; return the buffer of each."""
     inputs = [trace.inputs[i][1] for i in plan.inputs]
     if meshes.in_use():
@@ -120,7 +121,9 @@ def run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Any]:
     return dict(zip(outputs, found if plan.spread is None else [found[i] for i in plan.spread], strict=True))
 
 
-def outputs_of(executable: Executable, results: Any, path: Node, outputs: tuple[Value, ...]) -> Any:
+def outputs_of(
+    executable: Executable, results: Sequence[Buffer], path: Node, outputs: tuple[Value, ...]
+) -> Sequence[Buffer]:
     """Return the outputs among the results of what was just started; note the rest for `wait` and the next read."""
     remember(results[executable.smallest])
     if not executable.graph.checked:
@@ -129,7 +132,7 @@ def outputs_of(executable: Executable, results: Any, path: Node, outputs: tuple[
     return results[:-1]
 
 
-def _store(live: list[Storage], buffers: dict[Value, Any], shardings: dict[Value, Sharding | None]) -> None:
+def _store(live: list[Storage], buffers: dict[Value, Buffer], shardings: dict[Value, Sharding | None]) -> None:
     """Give the live storages the results; storages with one value share its buffer.
 
     Args:
@@ -157,10 +160,10 @@ class _OpCount(Observer):
 
 add(_OpCount())
 
-_last_result: Any = None
+_last_result: Buffer | None = None
 
 
-def remember(result: Any) -> None:
+def remember(result: Buffer) -> None:
     """Note what was started last, for `wait`."""
     global _last_result
     _last_result = result

@@ -35,11 +35,11 @@ def twin_with_other_numbers(node: Node) -> tuple[Node | None, tuple[int, ...]]:
     return None, ()
 
 
-def _types(node: Node) -> list[Any]:
+def _types(node: Node) -> list[object]:
     return [None if v is None else (v.layout.size, v.layout.stride, v.layout.dtype) for v in node.values]
 
 
-def _alike(x: Any, y: Any) -> bool:
+def _alike(x: object, y: object) -> bool:
     """Return whether two parts of keys are the same; on the shadow path, values of the same type are."""
     if trace.shadow is not None and type(x) is Value and type(y) is Value:
         return bool(_types_of(x) == _types_of(y))
@@ -48,7 +48,7 @@ def _alike(x: Any, y: Any) -> bool:
     return x is y or bool(x == y)
 
 
-def _types_of(value: Value) -> Any:
+def _types_of(value: Value) -> object:
     return value.layout.size, value.layout.stride, value.layout.dtype
 
 
@@ -58,7 +58,7 @@ def _is_number(node: Node, other: Node, position: int) -> bool:
     return dynamic and node.op.arguments[position].name in dynamic_arguments(node.op.recorded)
 
 
-def _number_type(key: Any) -> type | None:
+def _number_type(key: object) -> type | None:
     if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):  # a `Scalar` that is an attribute
         key = key[1]
     kind = key if isinstance(key, type) else type(key)
@@ -81,7 +81,7 @@ def key_of(positions: Sequence[int], key: Any, bound: Sequence[Any]) -> Any:
     return tuple(changed)
 
 
-def known_node(parent: Node, op: Op, key: Any, bound: Sequence[Any], numbers: list[Any]) -> Node | None:
+def known_node(parent: Node, op: Op, key: Any, bound: Sequence[Any], numbers: list[complex]) -> Node | None:
     """Return the child of ``parent`` that takes the numbers known to change there as inputs; they join ``numbers``."""
     positions = (parent.dynamic or {}).get(op)
     if positions is None:

@@ -37,10 +37,10 @@ _NOT_RUN = {
 
 _SCALAR_INPUTS = {"number", "numbers", "tensor", "tensors"}  # arguments whose scalars are inputs from the start
 
-_accepted: dict[Any, None] = {}
+_accepted: dict[object, None] = {}
 
 
-def check(op: Op, named: Mapping[str, Any], results: Iterable[TensorType | None]) -> None:
+def check(op: Op, named: Mapping[str, object], results: Iterable[TensorType | None]) -> None:
     """Raise what the CPU's kernel raises for arguments of a node that the meta kernel took.
 
     Args:
@@ -78,7 +78,7 @@ def check(op: Op, named: Mapping[str, Any], results: Iterable[TensorType | None]
     _accepted[key] = None
 
 
-def _layouts_in(x: Any) -> Iterable[TensorType]:
+def _layouts_in(x: object) -> Iterable[TensorType]:
     if type(x) is Value:
         yield x.layout
     elif isinstance(x, (list, tuple)):
@@ -93,7 +93,7 @@ def _smaller(layouts: Iterable[TensorType]) -> Resize:
     return lambda n: sizes.get(n, n)
 
 
-def _kind_of(x: Any, resize: Resize) -> Any:
+def _kind_of(x: object, resize: Resize) -> object:
     """Return what a check of an argument depends on."""
     if type(x) is Value:
         return tuple([resize(n) for n in x.layout.size]), x.layout.dtype

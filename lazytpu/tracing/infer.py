@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 
-from lazytpu.ir.op_schema import Op, OpOverload, aten
-from lazytpu.ir.tree import Node, Value
+from lazytpu.ir.op_schema import Arg, Op, OpOverload, aten
+from lazytpu.ir.tree import Node, Structure, Value
 from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.observe import metrics
 from lazytpu.tensors.layout import Layout, root_layout
@@ -32,7 +32,6 @@ from lazytpu.tracing.sample_tensors import (
     written_names,
 )
 
-Structure: TypeAlias = int | list["Structure"] | tuple["Structure", ...]
 Layouts: TypeAlias = tuple[Layout | None, ...]
 
 
@@ -52,7 +51,7 @@ class Types(NamedTuple):
 
 _INFER = metrics.timer("infer")
 _MAX_KNOWN = 4096
-_known: dict[Any, Types] = {}  # by op, types and attributes: equal layers of a model ask the same again
+_known: dict[object, Types] = {}  # by op, types and attributes: equal layers of a model ask the same again
 
 _NORMS = {
     aten.native_layer_norm.default,
@@ -87,14 +86,14 @@ def infer(op: Op, node: Node) -> Types:
     return known
 
 
-def _type_of(key: Any) -> Any:
+def _type_of(key: object) -> object:
     """Return what types of results depend on in a part of a node's key: layouts in place of values."""
     if type(key) is Value:
         return key.layout
     return tuple([_type_of(k) for k in key]) if type(key) is tuple else key
 
 
-def _infer_new(op: Op, named: dict[str, Any]) -> Types:
+def _infer_new(op: Op, named: dict[str, Arg]) -> Types:
     if op.recorded is _CAT and (joined := _of_cat(**named)) is not None:
         return Types((joined,), 0)
     named, places = _one_of_each(op, named)
@@ -129,7 +128,7 @@ def _of_cat(tensors: list[Value], dim: object = 0) -> Layout | None:
     return root_layout(size, contiguous_stride(size), first.dtype)
 
 
-def _one_of_each(op: Op, named: dict[str, Any]) -> tuple[dict[str, Any], list[int] | None]:
+def _one_of_each(op: Op, named: dict[str, Arg]) -> tuple[dict[str, Arg], list[int] | None]:
     """Keep one of the elements of equal types in the lists of an op that does the same to each element.
 
     Returns:
@@ -150,7 +149,7 @@ def _one_of_each(op: Op, named: dict[str, Any]) -> tuple[dict[str, Any], list[in
     return {**named, **kept}, [order.index(kind) for kind in kinds]
 
 
-def _infer(op: Op, named: Mapping[str, Any]) -> Types:
+def _infer(op: Op, named: Mapping[str, object]) -> Types:
     in_place = op.overload is not op.recorded
     if in_place:
         _check_in_place(op.overload, named)
@@ -164,7 +163,7 @@ def _infer(op: Op, named: Mapping[str, Any]) -> Types:
     return Types(layouts, structure) if not in_place else _cast_to_targets(op.overload, named, layouts, structure)
 
 
-def _check_in_place(overload: OpOverload, named: Mapping[str, Any]) -> None:
+def _check_in_place(overload: OpOverload, named: Mapping[str, object]) -> None:
     """Raise torch's errors about the target of an in-place op: broadcasting and casts, for example."""
     try:
         call_with_samples(overload, named)
@@ -174,7 +173,7 @@ def _check_in_place(overload: OpOverload, named: Mapping[str, Any]) -> None:
         _on_cpu(overload, named, error)  # which takes more than meta kernels that are written in Python
 
 
-def _cast_to_targets(overload: OpOverload, named: Mapping[str, Any], layouts: Layouts, structure: Structure) -> Types:
+def _cast_to_targets(overload: OpOverload, named: Mapping[str, Arg], layouts: Layouts, structure: Structure) -> Types:
     """Return the types of what an in-place op writes to, and those of its results if they are other ones."""
     arguments = [named[name] for name in named if name in written_names(overload)]
     targets = [v.layout for x in arguments for v in (x if isinstance(x, list) else [x]) if v is not None]
@@ -197,7 +196,7 @@ def _on_cpu(overload: OpOverload, named: Mapping[str, Any], error: Exception) ->
         raise error if is_of_another_device(eager) else eager.with_traceback(None) from None
 
 
-def _cpu_decides(op: Op, named: Mapping[str, Any], error: Exception) -> bool:
+def _cpu_decides(op: Op, named: Mapping[str, object], error: Exception) -> bool:
     """Return whether an op is one to record where the CPU's kernel took arguments that its meta kernel refused."""
     if isinstance(error, NotImplementedError):
         return True  # there is no meta kernel
@@ -206,7 +205,7 @@ def _cpu_decides(op: Op, named: Mapping[str, Any], error: Exception) -> bool:
     return op.recorded.namespace == "aten" and not narrows
 
 
-def _on_meta(overload: OpOverload, named: Mapping[str, Any]) -> Any:
+def _on_meta(overload: OpOverload, named: Mapping[str, object]) -> object:
     """Return meta tensors with the types of the results."""
     operands = [x.layout for x in named.values() if type(x) is Value]
     if overload in _CONVOLUTIONS and not all(x.as_created for x in operands):
@@ -225,13 +224,13 @@ def _on_meta(overload: OpOverload, named: Mapping[str, Any]) -> Any:
     return results
 
 
-def _on_fake(overload: OpOverload, named: Mapping[str, Any]) -> Any:
+def _on_fake(overload: OpOverload, named: Mapping[str, object]) -> object:
     """Return fake tensors of the CPU, for kernels whose results depend on the device."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         return call_with_samples(overload, named, "cpu")
 
 
-def _as_the_cpu_keeps_statistics(operands: list[torch.dtype], results: Any) -> Any:
+def _as_the_cpu_keeps_statistics(operands: list[torch.dtype], results: Any) -> object:
     """Cast the statistics of a norm to the dtype of its parameters, or of its input where there are none.
 
     Meta kernels give them in float32.
@@ -242,10 +241,10 @@ def _as_the_cpu_keeps_statistics(operands: list[torch.dtype], results: Any) -> A
     return [results[0], *[r.to(dtype) if r.is_floating_point() else r for r in results[1:]]]
 
 
-def _layouts(results: Any) -> tuple[Layouts, Structure]:
+def _layouts(results: object) -> tuple[Layouts, Structure]:
     layouts: list[Layout | None] = []
 
-    def visit(x: Any) -> Structure:
+    def visit(x: object) -> Structure:
         if isinstance(x, list):
             return [visit(e) for e in x]
         if isinstance(x, tuple):

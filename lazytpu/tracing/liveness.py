@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from operator import itemgetter
 from sys import getrefcount
-from typing import Any
+from typing import Any, cast
 
 from lazytpu.config import config
 from lazytpu.ir.tree import Value, trace
+from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Storage, new_storage
 from lazytpu.tracing.shardings_kept import wanted_shardings
 
@@ -31,7 +32,7 @@ _storage_of, _buffer_of = itemgetter(0), itemgetter(1)  # of an entry of the lis
 
 def _calibrate() -> int:
     """Return the references to a storage that only ``pending`` holds, as `live_storages` counts them."""
-    pending = [new_storage(None)]  # type: ignore[arg-type]
+    pending = [new_storage(cast(Layout, None))]
     return next(map(getrefcount, pending))
 
 

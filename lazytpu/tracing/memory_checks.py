@@ -20,10 +20,10 @@ from lazytpu.tracing.sample_tensors import call_with_samples, error_of, named_ar
 
 _OVERLAP = "unsupported operation: "  # how torch's errors about overlapping memory begin
 _MAX_ACCEPTED = 4096
-_accepted: dict[Any, None] = {}  # what was checked, of which op, and its signature
+_accepted: dict[object, None] = {}  # what was checked, of which op, and its signature
 
 
-def may_alias(written: Sequence[Any], read: Iterable[Any], *, pointwise: bool) -> bool:
+def may_alias(written: Sequence[object], read: Iterable[object], *, pointwise: bool) -> bool:
     """Return whether memory that an op writes may be reached in another way: by the same tensor, or by another one.
 
     Args:
@@ -40,7 +40,7 @@ def may_alias(written: Sequence[Any], read: Iterable[Any], *, pointwise: bool) -
     return not pointwise or any(storage_of(cell) in storages and cell not in cells for cell in others)
 
 
-def check_overlap(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def check_overlap(overload: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> None:
     """Raise torch's error where an op must not write to memory that `may_alias`."""
     key = ("overlap", overload, aliasing_signature((args, kwargs)))
     if key not in _accepted:
@@ -51,7 +51,7 @@ def check_overlap(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, A
 
 
 def check_outputs(
-    overload: OpOverload, functional: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], outs: Iterable[str]
+    overload: OpOverload, functional: OpOverload, args: Sequence[object], kwargs: dict[str, object], outs: Iterable[str]
 ) -> None:
     """Raise what torch raises for tensors given as ``out=``, of a dtype that cannot hold the result for example.
 
@@ -76,7 +76,7 @@ def check_outputs(
 
 
 def _dtypes_on_meta(
-    overload: OpOverload, functional: OpOverload, named: Mapping[str, Any], read: Mapping[str, Any]
+    overload: OpOverload, functional: OpOverload, named: Mapping[str, object], read: Mapping[str, object]
 ) -> list[torch.dtype] | None:
     """Return the dtypes of the results, None where the meta kernels do not take the arguments."""
     try:
@@ -88,7 +88,7 @@ def _dtypes_on_meta(
         return None
 
 
-def aliasing_signature(arguments: Any) -> Any:
+def aliasing_signature(arguments: object) -> object:
     """Return a key of all that memory checks depend on: which tensors share a storage, and how each lies in it."""
     storages: dict[Storage, int] = {}
     tensors: dict[int, int] = {}
@@ -109,7 +109,7 @@ def aliasing_signature(arguments: Any) -> Any:
     return key(arguments)
 
 
-def _accept(key: Any) -> None:
+def _accept(key: object) -> None:
     if len(_accepted) >= _MAX_ACCEPTED:
         _accepted.clear()
     _accepted[key] = None

@@ -11,8 +11,8 @@ from lazytpu.diagnosis.cause import Cause
 from lazytpu.diagnosis.diagnose import cause_of, cause_of_scalars
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.sharding import Sharding
+from lazytpu.ir.site import UNKNOWN
 from lazytpu.ir.tree import Value, trace
-from lazytpu.location.site import UNKNOWN
 from lazytpu.observe import metrics
 from lazytpu.passes.shardings import with_shardings
 from lazytpu.runtime import compiler, executables, index_checks, tiers
@@ -21,8 +21,8 @@ from lazytpu.runtime.least_recent import LeastRecent
 from lazytpu.tensors.storage import Storage
 from lazytpu.tracing import input_origins
 
-_interpreted = LeastRecent(1000)  # the last node of a path and what is wanted: its plan
-_causes = LeastRecent(1000)  # the key of a graph that was interpreted: why it was new then
+_interpreted: LeastRecent[object, Plan] = LeastRecent(1000)  # by the last node of a path and what is wanted
+_causes: LeastRecent[object, Cause | None] = LeastRecent(1000)  # why a graph that was interpreted was new, by its key
 
 
 class Plan:
@@ -37,7 +37,7 @@ class Plan:
         self.executable, self.inputs, self.spread = executable, inputs, spread
 
 
-Planner = Callable[[list[Storage], Any], Plan]
+Planner = Callable[[list[Storage], object], Plan]
 
 
 def plan_of(
@@ -57,20 +57,20 @@ def plan_of(
         wanted = (None,) * len(outputs) if wanted is None else wanted
         key = (outputs, donated, checks, wanted)
     reference, inputs = node.executables.get(key, (None, ()))
-    known = reference and reference()
-    fitting = known and executables.fits(known, trace.floats, trace.ints)
-    if fitting and known.settings == compiler.settings():  # else `runtime` has forgotten it, or it is new
+    known: Executable | None = reference() if reference is not None else None
+    fitting = known is not None and executables.fits(known, trace.floats, trace.ints)
+    if known is not None and fitting and known.settings == compiler.settings():  # else it is forgotten, or new
         executables.used(known)
         metrics.count("cache_hit")
         return Plan(known, inputs)
-    again: Plan | None = _interpreted.find((node, key))
+    again = _interpreted.find((node, key))
     if again is not None and tiers.interpret_again(again.executable.graph):
         _note_interpreted(again.executable.graph)
         return again
     graph = graph_of(node, outputs, donated, index_checks.checked_nodes(node) if checks else ())
     if trace.mesh is not None and wanted is not None:
         graph = with_shardings(graph, wanted, trace.mesh)
-    executable = executable_of(graph, key, known if known and not fitting else None, tiers.interpreted_at_first)
+    executable = executable_of(graph, key, None if fitting else known, tiers.interpreted_at_first)
     plan = Plan(executable, tuple([v.index for v in graph.inputs]))
     if executable.interpreted:
         _interpreted.keep((node, key), plan)

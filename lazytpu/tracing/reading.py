@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from lazytpu.config import config
@@ -11,9 +9,12 @@ from lazytpu.diagnosis import events
 from lazytpu.errors import CompileError, DonatedBufferError, LazyTPUError, LoweringError, UnsupportedOpError
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import trace
+from lazytpu.ir.types import Size
 from lazytpu.location import site
 from lazytpu.observe import metrics
 from lazytpu.runtime import index_checks, transfers
+from lazytpu.runtime.client import Buffer
+from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Cell, resolve
 from lazytpu.tracing import record
 from lazytpu.tracing.cutting import cut, run
@@ -65,7 +66,7 @@ def _to_host(cell: Cell, reason: str) -> torch.Tensor:
     return host if host.shape == size else host[tuple([slice(n) for n in size])]  # without the padding of a sharding
 
 
-def buffer_of(cell: Cell, reason: str) -> Any:
+def buffer_of(cell: Cell, reason: str) -> Buffer:
     """Return the buffer of a cell's storage, after cutting if its value is pending.
 
     Where the graph cannot be compiled, all stays pending, and what does not need the part that fails can be read.
@@ -82,14 +83,16 @@ def buffer_of(cell: Cell, reason: str) -> Any:
                 except LazyTPUError:
                     raise error from error.__cause__
         elif storage.step == trace.step and trace.inputs[storage.value.index][1] is not storage.buffer:
-            return trace.inputs[storage.value.index][1]
+            loaded: Buffer = trace.inputs[storage.value.index][1]
+            return loaded
         if storage.buffer is None:
             record.load(storage)
             cut(reason)
+        assert storage.buffer is not None
         return storage.buffer
 
 
-def _host_view(host: torch.Tensor, root: Any, layout: Any) -> torch.Tensor:
+def _host_view(host: torch.Tensor, root: Layout, layout: Layout) -> torch.Tensor:
     """Return a copy of the part of a storage's contents that lies at ``layout``."""
     memory = torch.empty_strided(root.size, root.stride, dtype=root.dtype).copy_(host) if not root.contiguous else host
     part = torch.empty(0, dtype=layout.dtype)
@@ -100,7 +103,7 @@ def _host_view(host: torch.Tensor, root: Any, layout: Any) -> torch.Tensor:
     return out.neg() if layout.bits & 2 else out
 
 
-def _packed(layout: Any) -> tuple[Any, Any]:
+def _packed(layout: Layout) -> tuple[Size, Size]:
     """Return sizes and strides of a copy of a view, as ``clone`` gives them."""
     meta = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device="meta")
     return layout.size, torch.empty_like(meta).stride()

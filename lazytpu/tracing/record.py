@@ -12,14 +12,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from math import copysign
-from typing import Any
+from typing import TypeGuard
 
 import torch
 
 from lazytpu import random
 from lazytpu.diagnosis import events
-from lazytpu.ir.op_schema import ABSENT, Op, aten, op_of
-from lazytpu.ir.tree import Node, Number, Value, trace
+from lazytpu.ir.op_schema import ABSENT, Arg, Argument, Op, aten, op_of
+from lazytpu.ir.tree import Key, Node, Number, Structure, Value, trace
 from lazytpu.location import site
 from lazytpu.observers import calls_of
 from lazytpu.runtime.host.garbage import collect_before_step
@@ -120,13 +120,13 @@ def view_value(source: Value, layout: Layout) -> Value:
     return value
 
 
-def cell_of(tensor: Any) -> Cell:
+def cell_of(tensor: torch.Tensor) -> Cell:
     """Return the cell of a device tensor, whichever class C++ gave it."""
     found: Cell = tensor._s if type(tensor) is LazyTensor else LazyTensor._s.__get__(tensor, LazyTensor)
     return found
 
 
-def is_device_tensor(x: Any) -> bool:
+def is_device_tensor(x: object) -> TypeGuard[torch.Tensor]:
     """Return whether ``x`` is a tensor on the lazy device."""
     return type(x) is LazyTensor or isinstance(x, torch.Tensor) and x.device.type == LazyTensor.device_type
 
@@ -135,7 +135,7 @@ class MixedDevicesError(RuntimeError):
     """A CPU tensor of rank > 0 met a device tensor."""
 
 
-def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None = None) -> Node:
+def record(op: Op, bound: Sequence[object], *, layouts: tuple[Layout, ...] | None = None) -> Node:
     """Record one op and return its node, on which the cursor then stands.
 
     Args:
@@ -153,7 +153,7 @@ def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None =
         named = op if layouts is None else (op, *[(lay.size, lay.stride, lay.dtype) for lay in layouts])
         while True:
             step = trace.step
-            numbers: list[Any] = []
+            numbers: list[complex] = []
             key = (named, *[_key(a, b, numbers) for a, b in zip(op.arguments, bound, strict=False)])
             if len(key) <= len(op.arguments):
                 key += (ABSENT,) * (len(op.arguments) + 1 - len(key))
@@ -176,7 +176,7 @@ def record(op: Op, bound: Sequence[Any], *, layouts: tuple[Layout, ...] | None =
                 return node
 
 
-def random_numbers(op: Op, bound: Sequence[Any]) -> list[int]:
+def random_numbers(op: Op, bound: Sequence[object]) -> list[int]:
     """Return the (seed, counter) of a random op, as int64."""
     position = op.positions.get("generator")
     given = bound[position] if position is not None and position < len(bound) else None
@@ -188,7 +188,7 @@ def signed(key: Iterable[int]) -> list[int]:
     return [k - (1 << 64) if k > INT64_MAX else k for k in key]
 
 
-def _key(argument: Any, x: Any, numbers: list[Any]) -> Any:
+def _key(argument: Argument, x: Arg, numbers: list[complex]) -> object:
     """Return what stands for an argument in the key; numbers that are inputs are appended to ``numbers``."""
     if x is ABSENT or x is None:
         return x
@@ -214,7 +214,7 @@ def _key(argument: Any, x: Any, numbers: list[Any]) -> Any:
     return None  # ignored, generator
 
 
-def tensor_key(x: Any, numbers: list[Any]) -> Any:
+def tensor_key(x: Arg, numbers: list[complex]) -> object:
     """Return the value of a tensor argument, or the type of a number that stands in for a tensor."""
     cls = type(x)
     if cls is LazyTensor:
@@ -236,7 +236,7 @@ def tensor_key(x: Any, numbers: list[Any]) -> Any:
     return number_key(x, numbers)
 
 
-def number_key(x: Any, numbers: list[Any]) -> Any:
+def number_key(x: Arg, numbers: list[complex]) -> type:
     """Return the type of a number from Python, whose value becomes an input of the graph."""
     if isinstance(x, torch.Tensor):
         x = x.item()
@@ -248,7 +248,7 @@ def number_key(x: Any, numbers: list[Any]) -> Any:
     return type(x)
 
 
-def float_key(x: Any) -> Any:
+def float_key(x: Arg) -> object:
     """Return a float that equals itself only: NaN has one key, and -0.0 is not 0.0."""
     if isinstance(x, (Value, Storage, Alias)):
         return x
@@ -258,7 +258,7 @@ def float_key(x: Any) -> Any:
 
 
 def _miss(
-    parent: Node, op: Op, key: Any, bound: Sequence[Any], layouts: tuple[Layout, ...] | None, numbers: list[Any]
+    parent: Node, op: Op, key: Key, bound: Sequence[Arg], layouts: tuple[Layout, ...] | None, numbers: list[complex]
 ) -> Node:
     """Return the node for a key the children of ``parent`` lack: made now, or one that takes a number as an input.
 
@@ -290,8 +290,8 @@ def _miss(
 def _new_node(
     parent: Node,
     op: Op,
-    key: Any,
-    bound: Sequence[Any],
+    key: Key,
+    bound: Sequence[Arg],
     layouts: tuple[Layout, ...] | None,
     dynamic: Sequence[int],
 ) -> Node:
@@ -314,7 +314,7 @@ def _new_node(
     return node
 
 
-def _operand(argument: Any, x: Any, key: Any, counts: list[int]) -> Any:
+def _operand(argument: Argument, x: Arg, key: Arg, counts: list[int]) -> object:
     """Return what a node keeps of an argument; a number that is an input takes its place in ``counts``."""
     if x is ABSENT or x is None:
         return x
@@ -328,7 +328,7 @@ def _operand(argument: Any, x: Any, key: Any, counts: list[int]) -> Any:
     return list(x) if kind in ("list", "floats") else x
 
 
-def _number(key: Any, counts: list[int]) -> Number:
+def _number(key: Arg, counts: list[int]) -> Number:
     kind = _KIND.get(key)
     if kind is None:
         kind = "c" if key.is_complex else "f" if key.is_floating_point else "i"
@@ -338,14 +338,14 @@ def _number(key: Any, counts: list[int]) -> Number:
     return number
 
 
-def results_of(node: Node, wrap: Callable[[Value], Any]) -> Any:
+def results_of(node: Node, wrap: Callable[[Value], object]) -> Arg:
     """Return the results of a node, nested as the op returns them, ``wrap`` applied to each value."""
     return _build(node.structure, node.values, wrap)
 
 
 # Not a function inside `results_of`: one that calls itself is a reference cycle, which would keep what `wrap`
 # refers to until the garbage collector comes by, and what is kept is computed.
-def _build(structure: Any, values: Sequence[Value | None], wrap: Callable[[Value], Any]) -> Any:
+def _build(structure: Structure, values: Sequence[Value | None], wrap: Callable[[Value], object]) -> Arg:
     if isinstance(structure, int):
         value = values[structure]
         return None if value is None else wrap(value)

@@ -135,7 +135,7 @@ def written_names(overload: OpOverload) -> frozenset[str]:
     return frozenset(written)
 
 
-def named_arguments(overload: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def named_arguments(overload: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> dict[str, object]:
     """Return the arguments of a call by their names in the schema, without those that were not given."""
     names = argument_names(overload)
     named = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -144,11 +144,11 @@ def named_arguments(overload: OpOverload, args: Any, kwargs: Mapping[str, Any]) 
 
 def call_with_samples(
     overload: OpOverload,
-    named: Mapping[str, Any],
+    named: Mapping[str, object],
     device: str = "meta",
     contents: Contents | None = None,
     resize: Resize | None = None,
-) -> Any:
+) -> object:
     """Call an op with samples in place of its arguments, and return its results.
 
     Args:
@@ -170,7 +170,7 @@ def call_with_samples(
         return overload(**given)
 
 
-def dry_run(overload: OpOverload, named: Mapping[str, Any], resize: Resize | None = None) -> Any:
+def dry_run(overload: OpOverload, named: Mapping[str, object], resize: Resize | None = None) -> object:
     """Call the CPU's kernel of an op as in `call_with_samples`, with no warning and no use of random numbers.
 
     Raises:
@@ -196,7 +196,7 @@ def dry_run(overload: OpOverload, named: Mapping[str, Any], resize: Resize | Non
         del error  # a cycle of it and this frame would hold the frames that called, and the tensors in them
 
 
-def error_of(overload: OpOverload, named: Mapping[str, Any], resize: Resize | None = None) -> Exception | None:
+def error_of(overload: OpOverload, named: Mapping[str, object], resize: Resize | None = None) -> Exception | None:
     """Return what `dry_run` raises, None if it raises nothing or the CPU has no kernel of the op at all."""
     try:
         dry_run(overload, named, resize)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lazytpu.ir.op_schema import OpOverload
+from lazytpu.ir.op_schema import Arg, OpOverload
 from lazytpu.tracing.sample_tensors import dry_run, named_arguments
 
 Kernel: TypeAlias = Callable[..., Any]
@@ -79,7 +79,7 @@ def checked(overload: OpOverload, kernel: Kernel) -> Kernel:
     names, is_right = found
     wanted = [(name, *places[name]) for name in names]
 
-    def checking(*args: Any, **kwargs: Any) -> Any:
+    def checking(*args: object, **kwargs: object) -> object:
         numbers = [args[i] if i < len(args) else kwargs.get(name, default) for name, i, default in wanted]
         if all(type(x) is float or type(x) is int for x in numbers) and not is_right(*numbers):
             _raise_if_refused(overload, args, kwargs)
@@ -115,11 +115,11 @@ def _checked_to_fit(overload: OpOverload, kernel: Kernel, places: Sequence[tuple
     if not places:
         return kernel
 
-    def checking(*args: Any, **kwargs: Any) -> Any:
+    def checking(*args: object, **kwargs: object) -> object:
         for i, name in places:
             x = args[i] if i < len(args) else kwargs.get(name)
             if (type(x) is float or type(x) is int) and not 0 <= x <= _FITS_ALL or type(x) is complex:
-                dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None) or _default_dtype(x)
+                dtype: Arg = kwargs.get("dtype") or getattr(args[0], "dtype", None) or _default_dtype(x)
                 if not _fits(x, dtype):
                     _raise_if_refused(overload, args, kwargs, _MISFIT)
         return kernel(*args, **kwargs)
@@ -130,7 +130,7 @@ def _checked_to_fit(overload: OpOverload, kernel: Kernel, places: Sequence[tuple
 def _checked_not_to_be_zero(overload: OpOverload, kernel: Kernel) -> Kernel:
     """Return the kernel of a division that refuses to divide whole numbers by a number that is zero in their dtype."""
 
-    def checking(*args: Any, **kwargs: Any) -> Any:
+    def checking(*args: object, **kwargs: object) -> object:
         x, y = args[0], args[1] if len(args) > 1 else kwargs.get("other")
         if (type(y) is int or type(y) is bool) and not 0 < y <= _FITS_ALL and _is_zero(y, x):
             _raise_if_refused(overload, args, kwargs, _DIVISION)
@@ -139,7 +139,7 @@ def _checked_not_to_be_zero(overload: OpOverload, kernel: Kernel) -> Kernel:
     return checking
 
 
-def _is_zero(number: int, x: Any) -> bool:
+def _is_zero(number: int, x: object) -> bool:
     """Return whether a number is zero in the dtype of a tensor of whole numbers, if it has elements."""
     if not isinstance(x, torch.Tensor) or x.is_floating_point() or not x.numel():
         return False
@@ -170,10 +170,10 @@ def _at_most_two(size: int) -> int:
 
 
 def _raise_if_refused(
-    overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], pieces: Sequence[str] = ("",)
+    overload: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], pieces: Sequence[str] = ("",)
 ) -> None:
     """Raise what the CPU's kernel raises for these numbers, if its message has one of the ``pieces``."""
-    named = named_arguments(overload, args, kwargs)
+    named: dict[str, Arg] = named_arguments(overload, args, kwargs)
     if "size" in named:
         named["size"] = [_at_most_two(n) for n in named["size"]]
     try:

@@ -62,7 +62,7 @@ def note_result(storage: Storage, asked: Sharding | None) -> None:
     Args:
         asked: the sharding that was wanted for it.
     """
-    assert trace.mesh is not None
+    assert trace.mesh is not None and storage.buffer is not None
     if storage.sharding is None or asked is not storage.sharding:
         storage.sharding = meshes.sharding_of(storage.buffer, trace.mesh)
 

@@ -20,7 +20,7 @@ Rule = Callable[[torch.fx.Node], bool]
 _DO = 'leave options={"pad": ...} out: each size of the batch then compiles its own program'
 
 
-def rows_of(value: Any) -> int | None:
+def rows_of(value: object) -> int | None:
     """Return the dimension of a tensor that holds the rows of the batch; None where none does.
 
     Raises:
@@ -61,7 +61,7 @@ def tensors_of(node: torch.fx.Node) -> list[torch.Tensor]:
     return [e for e in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(e, torch.Tensor)]
 
 
-def _symbols(node: torch.fx.Node) -> set[Any]:
+def _symbols(node: torch.fx.Node) -> set[object]:
     return {s for x in tensors_of(node) for n in x.shape if not isinstance(n, int) for s in n.node.expr.free_symbols}  # type: ignore[attr-defined]
 
 
@@ -104,7 +104,7 @@ def _dim(x: Any) -> int:
     return len(x.meta["val"].shape)
 
 
-def _argument(node: torch.fx.Node, position: int, name: str, default: Any = None) -> Any:
+def _argument(node: torch.fx.Node, position: int, name: str, default: object = None) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
@@ -205,7 +205,7 @@ def _filled(node: torch.fx.Node) -> bool:
 
 _TAKES_SIZES = {aten.view, aten.reshape, aten._unsafe_view, aten.expand, aten.full, aten.zeros, aten.ones}
 _ANY_RANK = {aten._native_batch_norm_legit_no_training.default}
-_RULES: dict[Any, Rule] = {
+_RULES: dict[object, Rule] = {
     **dict.fromkeys(
         (aten.sum.dim_IntList, aten.mean.dim, aten.amax, aten.amin, aten.argmax, aten.argmin, aten.var.correction)
         + (aten.var_mean.correction, aten.std.correction, aten.any.dim, aten.all.dim, aten.logsumexp, aten.prod.dim_int)

@@ -17,7 +17,7 @@ from lazytpu.frontends.dynamo.padding import PaddedGraph, Sizes, sizes_of
 from lazytpu.frontends.dynamo.partition import partition
 
 
-def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+def backend(module: torch.fx.GraphModule, example_inputs: Sequence[object], **options: Any) -> Callable[..., Any]:
     """Compile one graph of a function given to ``torch.compile(function, backend="lazytpu")``.
 
     AOTAutograd makes the graphs of the forward and the backward pass; each becomes one executable, compiled when it is
@@ -47,7 +47,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
     names = weight_names(module)
     made: list[tuple[CompiledGraph | PaddedGraph, Any]] = []
 
-    def compile_as(kind: str) -> Callable[..., Any]:
+    def compile_as(kind: str) -> Callable[..., object]:
         return partial(_compile, made, kind, fullgraph, pad, names)
 
     compile_aot = aot_autograd(
@@ -58,21 +58,21 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **optio
         partition_fn=partition,
         keep_inference_input_mutations=True,  # copies to arguments stay in the graph, which can take over their memory
     )
-    wrapped: Callable[..., Any] = compile_aot(module, example_inputs)
+    wrapped: Callable[..., object] = compile_aot(module, example_inputs)
     graph, metadata = made[0] if len(made) == 1 else (None, None)
     direct = direct_call(graph, metadata, example_inputs) if isinstance(graph, CompiledGraph) else None
     return direct or wrapped
 
 
 def _compile(
-    made: list[tuple[CompiledGraph | PaddedGraph, Any]],
+    made: list[tuple[CompiledGraph | PaddedGraph, object]],
     kind: str,
     fullgraph: bool,
     pad: Sizes,
     names: Sequence[str],
     module: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-) -> Callable[[list[Any]], list[Any]]:
+    example_inputs: Sequence[object],
+) -> Callable[[list[object]], list[object]]:
     weights = {} if kind == "backward" else positions_of(module, names)
     graph = CompiledGraph(module, kind, _saved(kind), fullgraph, weights)
     called = graph if pad is False else PaddedGraph(graph, pad)

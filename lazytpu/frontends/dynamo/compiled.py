@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,10 +21,11 @@ from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.location.fx_site import site_of
 from lazytpu.observe import metrics
 from lazytpu.runtime import launch, transfers
+from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.layout import root_layout
-from lazytpu.tensors.storage import Storage, cell_at, new_storage, resolve, storage_of, write_buffer
-from lazytpu.tensors.tensor import lazy, make, view_at
+from lazytpu.tensors.storage import Cell, Storage, cell_at, new_storage, resolve, storage_of, write_buffer
+from lazytpu.tensors.tensor import LazyTensor, lazy, make, view_at
 from lazytpu.tracing import cutting, reading, record
 from lazytpu.tracing.record import cell_of, is_device_tensor
 from lazytpu.tracing.transaction import write_cast
@@ -73,7 +74,7 @@ class CompiledGraph:
             return self._mixed(args)
         return self._stored(args, cells)
 
-    def _stored(self, args: list[Any], cells: list[Any]) -> list[Any]:
+    def _stored(self, args: list[Any], cells: list[Any]) -> list[object]:
         """Call the graph with tensors on the device alone."""
         program = self.programs.get(tuple([c.layout for c in cells]))
         if program is None or not program.whole:
@@ -88,7 +89,7 @@ class CompiledGraph:
                 return self._mixed(args)
             return self._run(program, args, cells, buffers)
 
-    def _mixed(self, args: list[Any]) -> list[Any]:
+    def _mixed(self, args: list[Any]) -> list[object]:
         """Call the graph with arguments of any kind, in any state."""
         with record.lock:
             if any(storage_of(cell_of(x)).step == trace.step for x in args if is_device_tensor(x)):
@@ -108,7 +109,7 @@ class CompiledGraph:
         return results
 
     def _run(self, program: CapturedProgram, args: list[Any], cells: list[Any], buffers: list[Any]) -> list[Any]:
-        outputs: Sequence[Any] = ()
+        outputs: Sequence[Buffer] = ()
         if program.outputs:
             donating = config.donate and (program.written or self.saved)
             call = program.call(self._donated(program, cells, buffers) if donating else ())
@@ -143,7 +144,7 @@ class CompiledGraph:
         args.clear()
         return made
 
-    def _donated(self, program: CapturedProgram, cells: list[Any], buffers: list[Any]) -> tuple[int, ...]:
+    def _donated(self, program: CapturedProgram, cells: list[Any], buffers: list[Buffer]) -> tuple[int, ...]:
         """Return positions of arguments whose buffers nobody can see after the call."""
         if self.kind == "backward":
             candidates: Sequence[int] = () if _keeps_graph() else self.saved
@@ -189,7 +190,7 @@ class CompiledGraph:
         return None
 
 
-def _cell(x: Any) -> Any:
+def _cell(x: object) -> Cell | None:
     """Return the cell of a tensor; one of its own for a CPU tensor, with a copy of its contents."""
     if is_device_tensor(x):
         return cell_at(*resolve(cell_of(x)))
@@ -200,7 +201,7 @@ def _cell(x: Any) -> Any:
     return new_storage(layout, transfers.to_device(x))
 
 
-def _write(tensor: torch.Tensor, cell: Any, buffer: Any) -> None:
+def _write(tensor: torch.Tensor, cell: Any, buffer: Buffer) -> None:
     """Make a buffer the contents of an argument."""
     if not is_device_tensor(tensor):
         tensor.copy_(transfers.to_host(buffer))
@@ -219,7 +220,7 @@ def _keys(draws: int) -> list[int]:
     return ints
 
 
-def _made_all(program: CapturedProgram, outputs: Sequence[Any], args: list[Any]) -> list[Any]:
+def _made_all(program: CapturedProgram, outputs: Sequence[Buffer], args: list[Any]) -> list[Any]:
     """Return the results of a call; those that share memory are views of one tensor."""
     bases: dict[int, Any] = {}
     results = []
@@ -237,14 +238,18 @@ def _view(base: torch.Tensor, result: Result) -> torch.Tensor:
     view: Any = result.view
     if view.geometry == view.root.geometry:
         return base
-    return base.as_strided(view.size, view.stride, view.offset) if result.host else view_at(lazy(base), view)
+    return (
+        base.as_strided(view.size, view.stride, view.offset)
+        if result.host
+        else view_at(cast(LazyTensor, lazy(base)), view)
+    )
 
 
-def _made(result: Result, outputs: Sequence[Any], args: list[Any]) -> Any:
+def _made(result: Result, outputs: Sequence[Buffer], args: list[Any]) -> Any:
     """Return one result of a call."""
     if result.position < 0:
         argument = args[result.argument] if result.argument >= 0 else result.constant
-        return argument if result.view is None else view_at(lazy(argument), result.view)
+        return argument if result.view is None else view_at(cast(LazyTensor, lazy(argument)), result.view)
     layout: Any = result.layout
     buffer = outputs[result.position]
     if result.host:

@@ -13,7 +13,7 @@ from lazytpu.frontends.dynamo.hit import quick
 _NEW = ("non_alias", "unsafe_view_alias")  # kinds of results that the wrapper hands on as they are
 
 
-def direct_call(graph: CompiledGraph, metadata: Any, example_inputs: Sequence[Any]) -> Callable[..., Any] | None:
+def direct_call(graph: CompiledGraph, metadata: Any, example_inputs: Sequence[Any]) -> Callable[..., object] | None:
     """Return the graph as Dynamo calls it; None where AOTAutograd's wrapper is needed.
 
     The wrapper takes a microsecond or two of each call.  It does what the graph cannot do itself: changes of

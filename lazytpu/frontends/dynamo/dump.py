@@ -15,6 +15,7 @@ from lazytpu.debug.dump import add_to_manifest
 from lazytpu.diagnosis.events import Compilation
 from lazytpu.dtypes import short_name
 from lazytpu.runtime import transfers
+from lazytpu.runtime.client import Buffer
 
 FILES = {
     "fx.txt": "the graph as AOTAutograd gave it",
@@ -48,7 +49,9 @@ def positions_of(module: torch.fx.GraphModule, names: Sequence[str]) -> dict[str
     return positions
 
 
-def dump(event: Compilation, module: torch.fx.GraphModule, weights: Mapping[str, int], buffers: Sequence[Any]) -> None:
+def dump(
+    event: Compilation, module: torch.fx.GraphModule, weights: Mapping[str, int], buffers: Sequence[Buffer]
+) -> None:
     """Write `FILES` beside the files of a compiled graph, and add them to its manifest.
 
     Args:
@@ -76,7 +79,7 @@ def _serialized(event: Compilation) -> bytes:
     return bytes(event.executable.compiled.runtime_executable().serialize())
 
 
-def _array(buffer: Any) -> np.ndarray[Any, Any]:
+def _array(buffer: Buffer) -> np.ndarray[Any, Any]:
     """Return the contents as numpy knows them; bfloat16 and the 8-bit floats, which it does not, as float32."""
     host = transfers.to_host(buffer)
     if short_name(host.dtype).startswith(("bf16", "f8")):

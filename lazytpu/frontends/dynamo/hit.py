@@ -17,7 +17,7 @@ from lazytpu.runtime import executables, launch
 from lazytpu.tracing import cutting, record
 
 
-def quick(graph: CompiledGraph) -> Callable[..., list[Any]]:
+def quick(graph: CompiledGraph) -> Callable[..., list[object]]:
     """Return a graph as a function of its arguments that looks no further where the latest call can be repeated."""
     lock, kept = record.lock, executables.executables
 
@@ -58,11 +58,11 @@ def quick(graph: CompiledGraph) -> Callable[..., list[Any]]:
     return call
 
 
-def boxed(graph: CompiledGraph) -> Callable[[list[Any]], list[Any]]:
+def boxed(graph: CompiledGraph) -> Callable[[list[object]], list[object]]:
     """Return `quick` as AOTAutograd calls it: with a list of arguments."""
     call = quick(graph)
 
-    def call_boxed(args: list[Any]) -> list[Any]:
+    def call_boxed(args: list[object]) -> list[object]:
         return call(*args)
 
     call_boxed._boxed_call = True  # type: ignore[attr-defined]  # torch asks for it

@@ -20,7 +20,7 @@ from lazytpu.tracing import cutting, infer, record
 NAME = "lazytpu"
 
 
-def register(backend: Any) -> None:
+def register(backend: object) -> None:
     """Make Dynamo know the backend by its name, and device tensors as the plain tensors they are.
 
     It must not look into this package either, nor into jax: kernels run between the graphs of a function that breaks.
@@ -53,7 +53,7 @@ def _serve_the_default(backend: Any) -> None:
     setattr(_TorchCompileInductorWrapper, "__call__", call)  # noqa: B010  for mypy it is a method
 
 
-def _is_on_device(inputs: Sequence[Any]) -> bool:
+def _is_on_device(inputs: Sequence[object]) -> bool:
     return any(isinstance(x, torch.Tensor) and x.device.type == config.device_name for x in inputs)
 
 
@@ -73,7 +73,7 @@ def _plain_tensors(builder: ModuleType) -> None:
     """Let Dynamo take device tensors as plain ones: it simulates subclasses, and this one has nothing to simulate."""
     theirs = builder.infer_subclass_type
 
-    def infer_subclass_type(value: Any) -> Any:
+    def infer_subclass_type(value: object) -> object:
         return None if type(value) is LazyTensor else theirs(value)
 
     builder.infer_subclass_type = infer_subclass_type  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from lazytpu.frontends.dynamo.compiled import CompiledGraph
 Sizes = bool | Sequence[int]
 
 
-def sizes_of(option: Any) -> Sizes:
+def sizes_of(option: object) -> Sizes:
     """Return the option ``pad`` of the backend: True for the powers of two, or the sizes themselves.
 
     Raises:

@@ -18,9 +18,11 @@ from lazytpu.frontends.fx.graph import Conversion
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Value
+from lazytpu.ir.types import Size
 from lazytpu.location.site import here, line_of_call
 from lazytpu.observe import metrics
 from lazytpu.runtime import compiler, executables, index_checks, launch, placement, transfers
+from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.executable import Executable
 from lazytpu.tensors.layout import Layout, layout_of
 from lazytpu.tensors.storage import Storage
@@ -28,9 +30,9 @@ from lazytpu.tensors.tensor import LazyTensor
 
 _create = torch._C._acc.create_empty_tensor
 
-Pick = Callable[[list[Any]], list[Any]]
-Fresh = tuple[int, Layout, Any, torch.dtype]
-Other = tuple[int, int, Any]
+Pick = Callable[[list[Buffer]], list[Buffer]]
+Fresh = tuple[int, Layout, Size, torch.dtype]
+Other = tuple[int, int, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Shortcut:
 
 
 def results_of(
-    fresh: Sequence[Fresh], others: Sequence[Other], outputs: Sequence[Any], args: Sequence[Any]
+    fresh: Sequence[Fresh], others: Sequence[Other], outputs: Sequence[Buffer], args: Sequence[object]
 ) -> list[Any]:
     """Return the results of a call, see `CapturedProgram`: `make` written out, most of the work of a call."""
     made = []
@@ -171,13 +173,13 @@ class CapturedProgram:
     written: dict[int, int]
     whole: bool
     draws: int
-    captured: list[Any]
+    captured: list[Buffer]
     compiled_before: bool = False
     new: events.Compilation | None = None
     fresh: list[Fresh] = field(init=False)
     others: list[Other] = field(init=False)
     plain: bool = field(init=False)
-    calls: dict[Any, ProgramCall] = field(default_factory=dict)
+    calls: dict[tuple[Any, ...], ProgramCall] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.plain = not self.written and not self.draws

@@ -15,7 +15,7 @@ def has_symbols(module: torch.fx.GraphModule) -> bool:
     return any(_is_symbolic(node.meta.get("val")) for node in module.graph.nodes)
 
 
-def _is_symbolic(x: Any) -> bool:
+def _is_symbolic(x: object) -> bool:
     if isinstance(x, torch.Tensor):
         return any(not isinstance(n, int) for n in (*x.shape, *x.stride()))
     if isinstance(x, (list, tuple)):
@@ -23,12 +23,12 @@ def _is_symbolic(x: Any) -> bool:
     return isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def with_sizes(module: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
+def with_sizes(module: torch.fx.GraphModule, args: Sequence[object]) -> torch.fx.GraphModule:
     """Return the same graph for arguments of these sizes, with a placeholder for each argument."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # half a second to import
     from torch.fx.traceback import preserve_node_meta
 
-    def fake(x: Any) -> Any:
+    def fake(x: object) -> object:
         if not isinstance(x, torch.Tensor):
             return x
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)

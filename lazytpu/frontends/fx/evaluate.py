@@ -60,7 +60,7 @@ class _Evaluation(JaxInterpreter):
         super().__init__(module, rng)
         self.sizes: Sizes = {}
 
-    def placeholder(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
+    def placeholder(self, target: Target, args: Args, kwargs: Kwargs) -> object:
         given, meta = super().placeholder(target, args, kwargs), self.node.meta.get("val")
         sizes = zip(meta.shape, given.shape, strict=True) if isinstance(meta, torch.Tensor) else [(meta, given)]
         for size, n in sizes:
@@ -71,7 +71,7 @@ class _Evaluation(JaxInterpreter):
     def body(self, module: torch.fx.GraphModule) -> JaxCallable:
         return jax_function_of(module)
 
-    def higher_order(self, op: torch._ops.HigherOrderOperator, args: Args, kwargs: Kwargs) -> Any:
+    def higher_order(self, op: torch._ops.HigherOrderOperator, args: Args, kwargs: Kwargs) -> object:
         rule = rule_of(op)
         if rule is None:
             return super().higher_order(op, args, kwargs)
@@ -79,7 +79,7 @@ class _Evaluation(JaxInterpreter):
             kwargs["rng"] = self.next_key()
         return list(rule(self.types(), *args, **kwargs))
 
-    def call_aten(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def call_aten(self, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         if op in _SIZE_OF:
             return _SIZE_OF[op](*args)
         check_functional(self.node)
@@ -94,7 +94,7 @@ class _Evaluation(JaxInterpreter):
                 check_type(op, site, wanted, x)
         return result
 
-    def type_of(self, meta: Any) -> Any:
+    def type_of(self, meta: object) -> object:
         if isinstance(meta, torch.Tensor):
             return Type(tuple([self.size(n) for n in meta.shape]), to_numpy(meta.dtype))
         return self.size(meta) if isinstance(meta, torch.SymInt) else meta

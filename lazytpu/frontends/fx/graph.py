@@ -65,7 +65,7 @@ def unsupported_ops(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
                 yield from unsupported_ops(found)
 
 
-def _is_known(target: Any) -> bool:
+def _is_known(target: object) -> bool:
     if target in (operator.getitem, _COPY, _CHOICE) or target in _ARITHMETIC:
         return True
     if target in TABLE or target in _SAME or target in NO_COMPUTATION:
@@ -123,11 +123,11 @@ class Conversion(AtenInterpreter):
         returned = self.evaluate(*range(len(layouts)))
         self.results: list[object] = list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
-    def run_node(self, n: torch.fx.Node) -> Any:
+    def run_node(self, n: torch.fx.Node) -> object:
         self._site = site_of(n)
         return super().run_node(n)
 
-    def placeholder(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
+    def placeholder(self, target: Target, args: Args, kwargs: Kwargs) -> object:
         position: int = super().placeholder(target, args, kwargs)
         layout = self._layouts[position]
         if layout is None:
@@ -176,7 +176,7 @@ class Conversion(AtenInterpreter):
             return self._arithmetic(aten.where.self, torch.where, [self._scalar(x) for x in args])
         return super().call_function(target, args, kwargs)
 
-    def call_aten(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def call_aten(self, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         if op in _SAME:
             return args[0]
         if op is _COPY:
@@ -197,7 +197,7 @@ class Conversion(AtenInterpreter):
             ) from error
         return _nested(node.structure, node.values)
 
-    def higher_order(self, op: torch._ops.HigherOrderOperator, args: Args, kwargs: Kwargs) -> Any:
+    def higher_order(self, op: torch._ops.HigherOrderOperator, args: Args, kwargs: Kwargs) -> object:
         higher = TABLE[op]
         named = dict(zip(higher.arguments, args, strict=True))
         layouts: dict[str, list[TensorType]] = {}
@@ -266,7 +266,7 @@ def with_constants(body: Subgraph, values: Sequence[object]) -> list[object]:
 
 
 def _results(types: Any, layouts: list[Layout | None]) -> tuple[tuple[Layout | None, ...], Any]:
-    def visit(x: Any) -> Any:
+    def visit(x: object) -> object:
         if isinstance(x, (list, tuple)):
             return [visit(e) for e in x]
         layouts.append(_layout_like(x) if isinstance(x, torch.Tensor) else None)

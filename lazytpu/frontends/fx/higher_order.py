@@ -82,7 +82,7 @@ _ops = {(h.op, random): _op(h, random) for h in TABLE.values() for random in (Fa
 
 
 def result_layouts(
-    higher: HigherOrder, named: dict[str, Any], layouts: Mapping[str, Sequence[TensorType]]
+    higher: HigherOrder, named: dict[str, object], layouts: Mapping[str, Sequence[TensorType]]
 ) -> list[Layout]:
     """Return the types of the results of a call.
 

@@ -68,7 +68,7 @@ class TracedModule:
             self._backward.append(self.trace_backward())
         return self._backward[0]
 
-    def unflatten(self, tensors: Sequence[Any]) -> Any:
+    def unflatten(self, tensors: Sequence[Any]) -> object:
         """Return what the module returns, of the tensors that ``forward`` gives; mappings as plain dictionaries."""
         leaves = [r[0] if isinstance(r, tuple) else tensors[r] for r in self.results]
         nested = tree_unflatten(leaves, self.spec)
@@ -80,7 +80,7 @@ def trace_module(
     parameters: Mapping[str, TensorType],
     buffers: Mapping[str, TensorType],
     inputs: Sequence[TensorType],
-    call: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]],
+    call: Callable[[Sequence[torch.Tensor]], tuple[tuple[object, ...], dict[str, object]]],
     training: bool,
 ) -> TracedModule:
     """Trace the forward pass of a module.

@@ -50,7 +50,7 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
     return array
 
 
-def _describe(x: Any) -> str:
+def _describe(x: object) -> str:
     return f"one on {x.device}" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
 
 
@@ -66,7 +66,7 @@ def share_buffer(tensor: torch.Tensor) -> Any:
         return meshes.whole_of(buffer, storage.layout.size)
 
 
-def _mark_shared(storage: Storage, buffer: Any) -> None:
+def _mark_shared(storage: Storage, buffer: object) -> None:
     """Keep ``buffer`` from being donated by whatever storage holds it, now or as an input of the pending graph."""
     if storage.buffer is buffer:
         storage.shared = True
@@ -136,7 +136,7 @@ def dlpack_device(tensor: torch.Tensor) -> tuple[IntEnum, int]:
 def dlpack(
     tensor: torch.Tensor,
     *,
-    stream: Any = None,
+    stream: object = None,
     max_version: tuple[int, int] | None = None,
     dl_device: tuple[IntEnum, int] | None = None,
     copy: bool | None = None,

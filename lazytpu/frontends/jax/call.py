@@ -44,10 +44,10 @@ class _Call:
     with_residuals: dict[tuple[int, ...], str]
 
 
-_calls = LeastRecent(MAX_FUNCTIONS)
+_calls: LeastRecent[object, _Call] = LeastRecent(MAX_FUNCTIONS)
 
 
-def call_jax(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def call_jax(function: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
     """Call a jax function with device tensors; the call is recorded as one op.
 
     The function may be anything jax can trace: ``jnp``, ``jax.vmap``, ``jax.jit`` and Pallas kernels among it.  Torch
@@ -110,14 +110,14 @@ def _record(call: _Call, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         name = call.with_residuals.get(wanted)
         if name is None:
             name = call.with_residuals[wanted] = jax_functions.with_residuals(call.name, wanted).name
-        results = _differentiable(name, wanted, call.results, *operands)
-        return results[: call.results]  # type: ignore[no-any-return]
+        return _differentiable(name, wanted, call.results, *operands)[: call.results]
     if forward_ad._current_level >= 0:
         return apply(call.name, operands)
-    return call_jax_op(operands, call.name)  # type: ignore[no-any-return]
+    results: Sequence[torch.Tensor] = call_jax_op(operands, call.name)
+    return results
 
 
-def _new_call(function: Callable[..., Any], leaves: list[Any], tree: Any) -> _Call:
+def _new_call(function: Callable[..., Any], leaves: list[Any], tree: object) -> _Call:
     """Trace a function for arguments of these types."""
     places = [i for i, x in enumerate(leaves) if isinstance(x, (torch.Tensor, jax.Array, np.ndarray))]
     statics = [None if i in places else x for i, x in enumerate(leaves)]
@@ -130,7 +130,7 @@ def _new_call(function: Callable[..., Any], leaves: list[Any], tree: Any) -> _Ca
     arrays = [_type_of(leaves[i]) for i in places]
     wraps = [_wrapper(leaves[i]) for i in places]
 
-    def of_arrays(*given: Any) -> Any:
+    def of_arrays(*given: object) -> Any:
         full = list(statics)
         for i, wrap, x in zip(places, wraps, given, strict=True):
             full[i] = wrap(x)
@@ -146,7 +146,7 @@ def _new_call(function: Callable[..., Any], leaves: list[Any], tree: Any) -> _Ca
     return _Call(made.name, [from_jax(jax.numpy.asarray(c)) for c in constants], result_tree, len(made.outputs), {})
 
 
-def _check_results(function: Callable[..., Any], made: Traced) -> None:
+def _check_results(function: Callable[..., object], made: Traced) -> None:
     for t in made.outputs:
         if not jax_functions.has_torch_type(t):
             raise TypeError(
@@ -155,7 +155,7 @@ def _check_results(function: Callable[..., Any], made: Traced) -> None:
             )
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _name(function: Callable[..., object]) -> str:
     while not hasattr(function, "__name__") and hasattr(function, "func"):  # functools.partial
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
@@ -216,7 +216,7 @@ class _Differentiable(torch.autograd.Function):
         return tuple(call_jax_op(operands, name))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.name, ctx.wanted, ctx.own, *operands = inputs
         ctx.operands = len(operands)
         residuals = output[ctx.own :]
@@ -271,8 +271,8 @@ class _Quick(torch.autograd.Function):
     jvp = _Differentiable.jvp
 
 
-def _differentiable(*args: Any) -> Any:
-    apply: Callable[..., Any] = _Quick.apply
+def _differentiable(*args: object) -> Sequence[torch.Tensor]:
+    apply: Callable[..., Sequence[torch.Tensor]] = _Quick.apply
     if torch._C._are_functorch_transforms_active():
         apply = _Differentiable.apply
     return apply(*args)
@@ -286,9 +286,9 @@ def apply(name: str, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Call a traced function so that torch can differentiate it."""
     wanted = tuple([i for i, x in enumerate(tensors) if x.requires_grad]) if torch.is_grad_enabled() else ()
     if wanted or forward_ad._current_level >= 0:
-        results: Any = _differentiable(name, wanted, len(traced(name).outputs), *tensors)
-        return results  # type: ignore[no-any-return]
-    return call_jax_op(tensors, name)  # type: ignore[no-any-return]
+        return _differentiable(name, wanted, len(traced(name).outputs), *tensors)
+    results: Sequence[torch.Tensor] = call_jax_op(tensors, name)
+    return results
 
 
 def _vmap(info: Any, axes: Any, operands: Sequence[torch.Tensor], function: str) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from lazytpu.observe import metrics
 from lazytpu.runtime import client
 from lazytpu.tracing.record import float_key
 
-Arrays = dict[str, Any]
+Arrays = dict[str, object]
 
 
 class JaxFunction:
@@ -33,7 +33,7 @@ class JaxFunction:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._traced: dict[Any, TracedModule] = {}
+        self._traced: dict[object, TracedModule] = {}
         self._dtypes = {n: t.dtype for n, t in (*module.named_parameters(), *module.named_buffers())}
         with jax.enable_x64(True):
             self.params: Arrays = {n: jnp.asarray(host_array(t)) for n, t in module.named_parameters()}
@@ -93,18 +93,18 @@ class JaxFunction:
             }
             return output, changed
 
-    def _check_names(self, what: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def _check_names(self, what: str, given: Mapping[str, Any], own: Mapping[str, object]) -> None:
         missing, extra = sorted(set(own) - set(given)), sorted(set(given) - set(own))
         if missing or extra:
             raise ValueError(f"{what} of {type(self._module).__name__}: missing {missing}, unknown {extra}")
 
-    def _as_expected(self, name: str, value: Any) -> Any:
+    def _as_expected(self, name: str, value: object) -> Any:
         """Return an array as the module takes it: jax without 64-bit types makes int32 of torch's int64."""
         array = jnp.asarray(value)
         integer = jnp.issubdtype(array.dtype, jnp.integer) and not self._dtypes[name].is_floating_point
         return array.astype(to_numpy(self._dtypes[name])) if integer else array
 
-    def _check_state(self, traced: TracedModule, buffers: Mapping[str, Any] | None, rng: Any) -> None:
+    def _check_state(self, traced: TracedModule, buffers: Mapping[str, object] | None, rng: object) -> None:
         name = type(self._module).__name__
         if buffers is None and any(traced.changed):
             changed = [n for n, different in zip(self.buffers, traced.changed, strict=True) if different]

@@ -90,7 +90,7 @@ def trace(label: str, function: Callable[..., Any], inputs: Sequence[Type], x64:
         apart = [c for c in closed.consts if has_torch_type(c)]
         places = [i for i, c in enumerate(closed.consts) if has_torch_type(c)]
 
-        def without_constants(*operands: Any) -> list[Any]:
+        def without_constants(*operands: object) -> list[object]:
             consts = list(closed.consts)
             for i, x in zip(places, operands[len(inputs) :], strict=True):
                 consts[i] = x
@@ -104,12 +104,12 @@ def trace(label: str, function: Callable[..., Any], inputs: Sequence[Type], x64:
     return _functions.setdefault(made.name, made), apart, tree
 
 
-def has_torch_type(x: Any) -> bool:
+def has_torch_type(x: object) -> bool:
     """Return whether torch has the dtype of an array or type."""
     return hasattr(x, "dtype") and not jnp.issubdtype(x.dtype, jax.dtypes.extended) and _is_known(x.dtype)
 
 
-def _is_known(dtype: Any) -> bool:
+def _is_known(dtype: object) -> bool:
     try:
         dtypes.to_torch(dtype)
     except TypeError:
@@ -226,7 +226,7 @@ def _label(name: str) -> str:
     return name.rpartition("#")[0]
 
 
-def _part(function: Traced, operands: Sequence[Any], wanted: Sequence[int], own: int | None = None) -> Any:
+def _part(function: Traced, operands: Sequence[object], wanted: Sequence[int], own: int | None = None) -> Any:
     """Return the function of the operands ``wanted`` alone."""
 
     def part(*given: Any) -> list[Any]:
@@ -243,7 +243,7 @@ def floating(types: Sequence[Type]) -> list[int]:
     return [i for i, t in enumerate(types) if jnp.issubdtype(t.dtype, jnp.inexact)]
 
 
-def _cotangents(types: Sequence[Type], inexact: Sequence[int], given: Sequence[Any]) -> list[Any]:
+def _cotangents(types: Sequence[Type], inexact: Sequence[int], given: Sequence[object]) -> list[object]:
     """Return a cotangent for each result; jax wants those of integers to be of a type that has no values."""
     full: list[Any] = [np.zeros(t.shape, jax.dtypes.float0) for t in types]
     for i, x in zip(inexact, given, strict=True):
@@ -251,15 +251,15 @@ def _cotangents(types: Sequence[Type], inexact: Sequence[int], given: Sequence[A
     return full
 
 
-def _gradients(given: Any) -> list[Any]:
+def _gradients(given: Any) -> list[object]:
     return [_conj(x) for x in given]
 
 
-def _conj(x: Any) -> Any:
+def _conj(x: Any) -> object:
     """Torch's gradient of a complex number is the conjugate of jax's."""
     return jnp.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
 
 
 @lowers(call_jax_op)
-def call_jax(out: Any, operands: Any, function: str) -> Any:
+def call_jax(out: object, operands: Any, function: str) -> object:
     return traced(function)(*operands)

@@ -170,7 +170,7 @@ class Capture:
         return Returned("kept", x)
 
 
-def _storage(x: Any) -> Storage | None:
+def _storage(x: object) -> Storage | None:
     return resolve(cell_of(x))[0] if is_device_tensor(x) else None
 
 

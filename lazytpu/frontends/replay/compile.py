@@ -70,7 +70,7 @@ class CompiledStep:
         functools.update_wrapper(self, function)
         self._function, self._verify_every = function, verify_every
         self._name = getattr(function, "__qualname__", repr(function))
-        self._kinds = LeastRecent(_MAX_KINDS)
+        self._kinds: LeastRecent[object, _Kind] = LeastRecent(_MAX_KINDS)
         self._found = Guards(function)
         self._lr_changes = 0
 
@@ -125,9 +125,10 @@ class CompiledStep:
         step.mark_step()
         return result
 
-    def _key(self, leaves: Any, spec: Any) -> Any:
+    def _key(self, leaves: Any, spec: object) -> Any:
         """Return what tells kinds of calls apart: types of arguments, which of them alias, flags of modules, modes."""
-        parts, storages = [], {}  # type: ignore[var-annotated]
+        parts: list[object] = []
+        storages: dict[int, int] = {}
         for x in leaves:
             if is_device_tensor(x):
                 storage, layout = resolve(cell_of(x))
@@ -283,7 +284,7 @@ def _detached(result: Any, leaves: Sequence[Any]) -> Any:
     return tree_unflatten([known.get(id(x), x) for x in returned], spec)
 
 
-def _frozen(x: Any) -> Any:
+def _frozen(x: object) -> Any:
     try:
         hash(x)
     except TypeError:

@@ -56,8 +56,8 @@ class Guards:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.modules: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self._seen: dict[int, Any] = {}
-        self._watched: list[Iterable[Any]] = []  # each gives what there is now whenever it is iterated over
+        self._seen: dict[int, object] = {}
+        self._watched: list[Iterable[object]] = []  # each gives what there is now whenever it is iterated over
         self._labels: list[Callable[[int], str]] = []
         self._visit(function, "", 0)
         found = [p for m in self.modules for p in m._parameters.values() if p is not None]
@@ -104,10 +104,10 @@ class Guards:
             self._values, self._ids = now, list(map(id, now))
         return found
 
-    def _now(self) -> list[Any]:
+    def _now(self) -> list[object]:
         return list(chain.from_iterable(self._watched))
 
-    def _present_flags(self) -> Any:
+    def _present_flags(self) -> object:
         return list(map(_requires_grad, self.parameters)), list(map(len, self._hooks))
 
     # --- finding ---------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def _names_in(code: types.CodeType) -> set[str]:
     return names
 
 
-def _of_library(x: Any, *, ours: bool = False) -> bool:
+def _of_library(x: object, *, ours: bool = False) -> bool:
     """Return whether a class or function is one of a library, which changes nothing of what it computes."""
     module = getattr(x, "__module__", None) or ""
     if module == "torch.optim.lr_scheduler":
@@ -250,11 +250,11 @@ def _of_library(x: Any, *, ours: bool = False) -> bool:
     return module.partition(".")[0] in _LIBRARIES
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, _SIMPLE) and (a == b or a != a and b != b))
 
 
-def _change(name: str, old: Any, new: Any) -> str:
+def _change(name: str, old: object, new: object) -> str:
     if isinstance(old, _SIMPLE) and isinstance(new, _SIMPLE):
         return f"{name} was {old!r} and is {new!r}"
     return f"{name} is another object"

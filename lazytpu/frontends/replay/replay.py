@@ -22,6 +22,7 @@ from lazytpu import random
 from lazytpu.ir.tree import Node, trace
 from lazytpu.observe import metrics
 from lazytpu.runtime import launch
+from lazytpu.runtime.client import Buffer, Scalars
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.layout import Layout
@@ -48,7 +49,7 @@ def _asks_first(name: str) -> property:
         storage.pool.unpark()
         return getattr(storage, name)
 
-    def write(storage: Parked, value: Any) -> None:
+    def write(storage: Parked, value: object) -> None:
         storage.pool.unpark()
         setattr(storage, name, value)
 
@@ -228,10 +229,10 @@ class ReplayedProgram:
             packs = self._packs if not call.keys else self._packs_with_new_keys()
             with uninterrupted():
                 results = self._start(call.executable, self._given(every), self._kept(every), packs)
-                outputs = cutting.outputs_of(call.executable, results, call.path, call.key[0])
+                outputs: Sequence[Buffer | None] = cutting.outputs_of(call.executable, results, call.path, call.key[0])
                 if graph.concatenated:
                     *outputs, self.flat = outputs
-                    outputs += [None] * graph.concatenated
+                    outputs = [*outputs, *[None] * graph.concatenated]
                 self.held = [*outputs, *held[self.outputs :]]
                 for slot in self._fleeting:
                     self.held[slot] = None
@@ -269,7 +270,7 @@ class ReplayedProgram:
             storage.pool = self  # type: ignore[attr-defined]
         self.parked = True
 
-    def _gather(self) -> list[Any] | None:
+    def _gather(self) -> list[object] | None:
         """Return the contents of the storages by slot; None where one buffer for several has become several."""
         held: list[Any] = [None] * self.kept_slots
         for storage, slot in self._read:
@@ -298,11 +299,11 @@ class ReplayedProgram:
             return self._grads[:], True
         return grads, False
 
-    def _own(self, grads: list[Any]) -> bool:
+    def _own(self, grads: list[object]) -> bool:
         """Return whether these are the program's own gradients that nobody else holds, so that they can be written."""
         return list(map(id, grads)) == self._grad_ids and self._references(grads) == self._grad_references
 
-    def _references(self, grads: list[Any]) -> int:
+    def _references(self, grads: list[object]) -> int:
         return sum(map(getrefcount, grads)) + sum(map(getrefcount, self._grad_storages))
 
     def _renew_grads(self) -> None:
@@ -313,26 +314,26 @@ class ReplayedProgram:
         self._grad_references = self._references(grads)
 
     def _make_grads(self) -> None:
-        wholes: dict[Storage, torch.Tensor] = {}
+        wholes: dict[Storage, LazyTensor] = {}
         self._grads, self._grad_storages = [], []
         for gradient in self.call.gradients:
             whole = wholes.get(gradient.storage)
             if whole is None:
                 whole = wholes[gradient.storage] = make(new_storage(gradient.storage.layout))
-            storage: Storage = whole._s  # type: ignore[attr-defined]
+            storage: Storage = whole._s
             grad = whole if gradient.layout is storage.layout else make_view(whole, storage, gradient.layout)
             _set_grad(gradient.parameter, grad)
             self._grads.append(grad)
             self._grad_storages.append(storage)
 
-    def _packs_with_new_keys(self) -> Any:
+    def _packs_with_new_keys(self) -> Scalars:
         floats, ints, complexes = self._packs
         ints = ints.copy()
         for position in self.call.keys:
             ints[position : position + 2] = record.signed(random.default_generator.next_key())
         return floats, ints, complexes
 
-    def _results(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+    def _results(self, outputs: Sequence[Buffer | None], leaves: Sequence[Any]) -> list[Any]:
         """Return the leaves of the return value."""
         wholes: dict[int, LazyTensor] = {}
         made: list[Any] = []

@@ -41,11 +41,13 @@ class Bodies:
     captured: tuple[Value, ...]
 
 
-def numbers_of(last: Node, floats: Any, ints: Any, complexes: Any) -> tuple[list[Any], dict[Any, int]]:
+def numbers_of(
+    last: Node, floats: Sequence[float], ints: Sequence[int], complexes: Sequence[complex]
+) -> tuple[list[object], dict[object, int]]:
     """Return the numbers from Python on a path, and the place of each among them by kind and index."""
-    packs = {"f": floats, "i": ints, "c": complexes}
-    numbers: list[Any] = []
-    positions: dict[Any, int] = {}
+    packs: dict[str, Sequence[complex]] = {"f": floats, "i": ints, "c": complexes}
+    numbers: list[object] = []
+    positions: dict[object, int] = {}
     for node in last.path():
         for x in operands(node):
             if type(x) is Number and x.dtype != "rng" and (x.kind, x.index) not in positions:
@@ -62,7 +64,7 @@ def partition(
     values: Sequence[Value],
     seed: Value | None,
     gradients: dict[int, Value | None],
-    numbers: dict[Any, int],
+    numbers: dict[object, int],
     constants: int,
     checkpoint: bool,
 ) -> Bodies:
@@ -155,7 +157,7 @@ class _Builder:
         graph = Graph(tuple(made), tuple(used), tuple([known[v] for v in results]), (), (0, 2 * len(self.draws), 0))
         return interned(graph, tuple([v.index for v in used]))
 
-    def _copy(self, node: Node, known: dict[Any, Value], base: int, inputs: dict[Value, None]) -> Node:
+    def _copy(self, node: Node, known: dict[object, Value], base: int, inputs: dict[Value, None]) -> Node:
         def copied(x: Value | Number) -> Value | Number:
             if isinstance(x, Number) and x.dtype == "rng":
                 return Number("i", 2 * self.draws[node], "rng")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import nn
@@ -34,7 +33,7 @@ def differences(layers: Sequence[nn.Module]) -> str:
     return ""
 
 
-def _features(layer: nn.Module) -> Iterator[tuple[str, Any]]:
+def _features(layer: nn.Module) -> Iterator[tuple[str, object]]:
     """Yield what decides the computation of a module, by name."""
     for name, module in layer.named_modules():
         yield f"the class of {name or 'the layer'}", type(module)
@@ -54,5 +53,5 @@ def _features(layer: nn.Module) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{key}".lstrip("."), described
 
 
-def _shown(x: Any) -> str:
+def _shown(x: object) -> str:
     return x.__name__ if isinstance(x, type) else x if x == "missing" else repr(x)

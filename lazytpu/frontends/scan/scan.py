@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 from lazytpu.errors import LazyTPUError
 from lazytpu.frontends.scan.bodies import Bodies, numbers_of, partition
 from lazytpu.frontends.scan.layers import differences, tensors_of
-from lazytpu.ir.op_schema import Argument, Op
+from lazytpu.ir.op_schema import Arg, Argument, Op
 from lazytpu.ir.tree import Node, Value, trace
 from lazytpu.ir.types import contiguous_stride
 from lazytpu.lowering.rules.scan import backward_op, forward_op
@@ -77,7 +77,7 @@ def scan_layers(layers: Sequence[nn.Module], x: torch.Tensor, *args: Any, checkp
 
 _roots: dict[torch.dtype, Node] = {}  # by torch's default dtype, which decides types and is in no key
 _stand_ins: dict[tuple[int, Layout], Value] = {}
-_bodies: dict[Any, Bodies] = {}
+_bodies: dict[object, Bodies] = {}
 _MAX_BODIES = 256
 _ATTEMPTS = 20
 
@@ -196,13 +196,14 @@ def _check_leaves(result: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
 
 
 @contextmanager
-def _apart() -> Iterator[list[Any]]:
+def _apart() -> Iterator[list[object]]:
     """Record on a path of its own; the outer path goes on afterwards as if nothing had been.
 
     Yields a list that holds weak references to the storages of the path, once it is over.
     """
     state = trace.cursor, trace.floats, trace.ints, trace.complexes, trace.parted, trace.shadow
-    step, counter, left = trace.step, default_generator.counter, []  # type: ignore[var-annotated]
+    step, counter = trace.step, default_generator.counter
+    left: list[object] = []
     before = [(s, s.value) for s in trace.pending]
     collecting = gc.isenabled()
     gc.disable()  # finalizers may cut
@@ -264,7 +265,7 @@ _BACKWARD = _op(
 )
 
 
-def _record(op: Op, bound: Sequence[Any], layouts: tuple[Layout, ...]) -> list[Any]:
+def _record(op: Op, bound: Sequence[Arg], layouts: tuple[Layout, ...]) -> list[torch.Tensor]:
     """Record a node and give all its results as new tensors."""
     with lock:
         transaction = Transaction()
@@ -305,7 +306,7 @@ class _Scan(torch.autograd.Function):
         y, *saved = _record(_FORWARD[bodies.random], bound, layouts)
         ctx.turn, ctx.layers, ctx.saved = turn, layers, len(saved)
         ctx.save_for_backward(*saved, *captured, *tensors)
-        return y  # type: ignore[no-any-return]
+        return y
 
     @staticmethod
     @once_differentiable
@@ -322,8 +323,8 @@ class _Scan(torch.autograd.Function):
         layouts += tuple([_stacked(_layout_of(own[i]), layers) for i in bodies.learned])
         bound = [bodies.backward, grad, kept, own, [*constants, *captured], turn.numbers, key, layers, bodies.sums]
         dx, *found = _record(_BACKWARD, bound, layouts)
-        of_constants: list[Any] = [None] * len(constants)
-        of_own: list[Any] = [None] * len(own)
+        of_constants: list[torch.Tensor | None] = [None] * len(constants)
+        of_own: list[torch.Tensor | None] = [None] * len(own)
         for i, g in zip(bodies.sums, found, strict=False):
             of_constants[i] = g
         for i, stacked in zip(bodies.learned, found[len(bodies.sums) :], strict=True):

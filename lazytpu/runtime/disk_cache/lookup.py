@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -35,7 +36,12 @@ def key_of(graph: Graph) -> str:
     return key
 
 
-def load(key: str, donated: list[Any], retained: list[Any], scalars: list[Any]) -> tuple[Any, float] | None:
+def load(
+    key: str,
+    donated: Sequence[serialized.Typed],
+    retained: Sequence[serialized.Typed],
+    scalars: Sequence[serialized.Typed | None],
+) -> tuple[Any, float] | None:
     """Return the executable of an earlier process and the seconds it took to load, or None.
 
     Args:
@@ -62,7 +68,7 @@ def load(key: str, donated: list[Any], retained: list[Any], scalars: list[Any]) 
     return compiled, seconds
 
 
-def keep(key: str, compiled: Any) -> None:
+def keep(key: str, compiled: object) -> None:
     """Keep an executable for later processes; a thread writes it, which the end of this process waits for."""
     if not key:
         return

@@ -27,7 +27,7 @@ from lazytpu.runtime.disk_cache import serialized, store, warmup
 _MOST = 16  # programs of a script that are noted, and read
 _MOST_BYTES = 64 << 20  # of their files
 
-Found = tuple[dict[str, Any], Any]  # the facts `serialized.dump` made, and XLA's executable
+Found = tuple[dict[str, Any], object]  # the facts `serialized.dump` made, and XLA's executable
 
 _futures: dict[str, Future[Found | None]] = {}
 _noted: list[str] = []  # what the last run used, as the file has it
@@ -82,7 +82,7 @@ def used(key: str, *, compiled: bool) -> None:
         store.note(name, _used)
 
 
-def _read(device: Any, futures: dict[str, Future[Found | None]]) -> None:
+def _read(device: object, futures: dict[str, Future[Found | None]]) -> None:
     left = _MOST_BYTES
     for key, future in futures.items():
         with busy:
@@ -97,7 +97,7 @@ def _read(device: Any, futures: dict[str, Future[Found | None]]) -> None:
                     _warm_up(found, device)
 
 
-def _found(key: str, device: Any) -> tuple[Found | None, int]:
+def _found(key: str, device: object) -> tuple[Found | None, int]:
     """Return what is kept under a key, and its size; None where anything is wrong, which `store.load` reports."""
     try:
         facts, data = store.read(key)

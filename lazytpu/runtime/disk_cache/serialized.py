@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jaxlib.version
@@ -130,14 +130,14 @@ def _versions() -> tuple[str, ...]:
     return torch.__version__, torch.version.git_version, jax.__version__, jaxlib.version.__version__, np.__version__
 
 
-def device_facts(device: jax.Device) -> tuple[Any, ...]:
+def device_facts(device: jax.Device) -> tuple[str, str, str, str]:
     """Return what an executable for a device depends on: platform and its version, kind of device, and processor."""
     platform_name, platform_version, kind, _, _, host = _device(device)
     return platform_name, platform_version, kind, host
 
 
 @cache
-def _device(device: jax.Device) -> tuple[Any, ...]:
+def _device(device: jax.Device) -> tuple[str, str, str, int, int, str]:
     client = device.client
     host = _processor() if device.platform == "cpu" else ""
     return client.platform, client.platform_version, device.device_kind, device.id, jax.device_count(), host
@@ -181,7 +181,7 @@ def dump(compiled: jax.stages.Compiled) -> tuple[dict[str, Any], bytes] | None:
         return None  # of a platform that serializes nothing, or of an unknown jax
 
 
-def deserialized(facts: dict[str, Any], data: bytes, device: jax.Device) -> Any:
+def deserialized(facts: dict[str, object], data: bytes, device: jax.Device) -> object:
     """Return XLA's executable of its bytes; other threads of Python run meanwhile.
 
     jax finds the functions of LAPACK when it lowers a call of one; a program that calls one before that crashes.
@@ -191,8 +191,20 @@ def deserialized(facts: dict[str, Any], data: bytes, device: jax.Device) -> Any:
     return device.client.deserialize_executable(data, executable_devices=xla_client.DeviceList((device,)))
 
 
+class Typed(Protocol):
+    """An array or the type of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the sizes."""
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Return the dtype."""
+
+
 def load(
-    facts: dict[str, Any], made: Any, given: Sequence[Any], kept: Sequence[Any], packs: Sequence[Any]
+    facts: dict[str, Any], made: Any, given: Sequence[Typed], kept: Sequence[Typed], packs: Sequence[Typed | None]
 ) -> jax.stages.Compiled:
     """Return the executable that `dump` serialized, called with (given, kept, *packs).
 

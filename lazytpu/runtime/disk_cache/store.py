@@ -193,7 +193,7 @@ def noted(name: str) -> list[str]:
     return [key for key in keys if isinstance(key, str) and _KEY.fullmatch(key)] if isinstance(keys, list) else []
 
 
-def akin(key: str, digits: int) -> list[dict[str, Any]]:
+def akin(key: str, digits: int) -> list[dict[str, object]]:
     """Return the headers of the programs whose keys begin with the same ``digits`` digits, the last used first.
 
     Files that cannot be read are left out.
@@ -216,7 +216,7 @@ def reject(key: str, problem: str) -> None:
         os.unlink(_path(str(folder()), key))
 
 
-def store(key: str, header: dict[str, Any], payload: bytes) -> None:
+def store(key: str, header: dict[str, object], payload: bytes) -> None:
     """Keep bytes under a key, for this and other processes; does nothing where the cache is off or cannot be used.
 
     Args:
@@ -291,14 +291,14 @@ def _contents(path: str) -> bytes:
         return file.read()
 
 
-def _pack(key: str, header: dict[str, Any], payload: bytes) -> bytes:
+def _pack(key: str, header: dict[str, object], payload: bytes) -> bytes:
     """Return a file: magic, SHA-256 of all that follows, length of the header, header, compressed payload."""
     head = json.dumps({**header, "key": key}).encode()
     body = len(head).to_bytes(_LENGTH_BYTES, "little") + head + zlib.compress(payload, 1)
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _unpack(data: bytes, key: str) -> tuple[dict[str, Any], bytes]:
+def _unpack(data: bytes, key: str) -> tuple[dict[str, object], bytes]:
     if not data.startswith(_MAGIC):
         raise _Rejected(f"{key}{_SUFFIX} is not a program of this lazytpu")
     body = data[_START:]

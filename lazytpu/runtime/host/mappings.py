@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lazytpu.observe import metrics
 from lazytpu.runtime.least_recent import LeastRecent
@@ -19,7 +20,7 @@ _SHARE = 0.5
 _LEAST_KEPT = 8
 
 
-def make_room(executables: LeastRecent) -> None:
+def make_room(executables: LeastRecent[object, Any]) -> None:
     """Forget the least recently used executables while they take too many mappings.
 
     Called after each new one; looks after a few only.
