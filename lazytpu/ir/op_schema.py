@@ -187,7 +187,7 @@ def _match_schemas(op: Op) -> None:
             op.defaults[i] = source[1].default_value
 
 
-def _argument(a: torch._C.Argument, attribute_scalars: set[str]) -> Argument:
+def _argument(a: Any, attribute_scalars: set[str]) -> Argument:
     written = a.alias_info is not None and a.alias_info.is_write
     kind = _kind(str(a.real_type), a.name, attribute_scalars)
     return Argument(a.name, kind, a.kwarg_only, a.default_value, written)
