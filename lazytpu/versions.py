@@ -24,6 +24,7 @@ PRIVATE_TORCH = (
     "_C.DispatchKey",
     "_C.DispatchKeySet",
     "_C._ExcludeDispatchKeyGuard",
+    "_C._ImperativeEngine",
     "_C._acc.DeviceGuard",
     "_C._acc.PrivateUse1Hooks",
     "_C._acc.create_empty_tensor",

@@ -28,12 +28,12 @@ def report(
 
     The page is complete: it loads nothing from the network.
     """
+    page = out or folder / "report.html"
     try:
         dump = open_dump(folder)
+        write_report(dump, page, profile, title)
     except NotADump as error:
         raise typer.BadParameter(str(error), param_hint="DIR") from None
-    page = out or folder / "report.html"
-    write_report(dump, page, profile, title)
     typer.echo(f"{page}  ({len(dump.graphs)} graphs, {page.stat().st_size / 1e6:.1f} MB)")
     if show:
         webbrowser.open(page.resolve().as_uri())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import linecache
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ import torch
 from lazytpu.config import config
 from lazytpu.debug import describe, draw, hlo, links
 from lazytpu.debug.compare import Text, nearest, text_of, unified
-from lazytpu.debug.folder import MANIFEST, JsonObject, read_json
+from lazytpu.debug.folder import MANIFEST, JsonObject, digest, read_sealed, sealed
 from lazytpu.debug.graph_text import hlo_of, optimized_hlo_of, stablehlo_of
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.events import Compilation
@@ -31,7 +32,7 @@ from lazytpu.observers import Observer, add
 from lazytpu.runtime import client, compiler
 
 T = TypeVar("T")
-FORMAT = 1
+FORMAT = 2
 FILES = {
     "ir.txt": "the recorded graph, with the lines of the program",
     "ir.dot": "the recorded graph in Graphviz's language",
@@ -59,6 +60,7 @@ class _Run:
     graphs: list[str] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 _run: _Run | None = None
@@ -68,11 +70,23 @@ def dump(event: Compilation) -> None:
     """Write one compiled graph, if a folder is configured.
 
     The files of graph 1 are in ``graph-001-<hash>``, as `FILES` lists them, with a ``manifest.json`` that says which
-    of them are missing and why.  A file that cannot be made never ends the run.
+    of them are missing and why.  A file that cannot be made never ends the run, nor does a disk that is full: a process
+    that is killed or cannot write leaves a dump of the graphs before.
+
+    Raises:
+        OSError: the folder cannot be made.
     """
     if config.dump:
         with metrics.timed("dump"):
-            _dump(event, _run_in(Path(config.dump)))
+            run = _run_in(Path(config.dump))
+            try:
+                _dump(event, run)
+            except OSError as error:
+                _warn("graph %d was not dumped: %s", event.number, error)
+
+
+def _warn(text: str, *values: object) -> None:
+    logs.note("compile", text, *values, level=logs.LEVELS["warning"])
 
 
 def _dump(event: Compilation, run: _Run) -> None:
@@ -80,10 +94,10 @@ def _dump(event: Compilation, run: _Run) -> None:
     made.write()
     for file, reason in made.missing.items():
         if not reason.startswith(_EXPECTED):
-            logs.note("compile", "%s of %s was not written: %s", file, made.name, reason, level=logs.LEVELS["warning"])
-    run.graphs.append(made.name)
+            _warn("%s of %s was not written: %s", file, made.name, reason)
     _add_sources(run, event)
-    _write_json(run.folder / MANIFEST, _manifest(run))
+    run.graphs.append(made.name)
+    _write_sealed(run.folder / MANIFEST, _manifest(run))
     timed = {"graph": made.name, "at_s": time.time()}
     timed |= {"lower_s": event.executable.lower_s, "compile_s": event.executable.compile_s}
     with open(run.folder / "times" / "compiles.jsonl", "a") as file_:
@@ -116,7 +130,10 @@ def end() -> None:
         for kind, found in tallies.items()
     }
     table["graphs"] = [{"number": e.number, "runs": e.usage.runs, "run_s": e.usage.run_s} for e in events.compilations]
-    _write_json(_run.folder / "times" / "summary.json", table)
+    try:
+        _write_sealed(_run.folder / "times" / "summary.json", table)
+    except OSError as error:
+        _warn("summary.json was not written: %s", error)
 
 
 def _manifest(run: _Run) -> JsonObject:
@@ -126,6 +143,7 @@ def _manifest(run: _Run) -> JsonObject:
         "device": client.device().device_kind,
         "versions": {"torch": torch.__version__, "jax": metadata.version("jax")},
         "sources": run.sources,
+        "sha256": run.digests,
         "graphs": run.graphs,
     }
 
@@ -139,7 +157,7 @@ def _add_sources(run: _Run, event: Compilation) -> None:
         if lines:
             copy = f"sources/{len(run.sources):02d}-{Path(file).name}"
             (run.folder / "sources").mkdir(exist_ok=True)
-            (run.folder / copy).write_text("".join(lines))
+            run.digests[copy] = _write(run.folder / copy, "".join(lines))
             run.sources[file] = copy
 
 
@@ -149,12 +167,14 @@ class _GraphFolder:
     Attributes:
         name: of the folder.
         missing: files that were not written, with the reason.
+        digests: of those that were.
     """
 
     def __init__(self, event: Compilation, run: _Run) -> None:
         self._event, self._run = event, run
         self.name = f"graph-{event.number:03d}-{event.graph.key[:8]}"
         self.missing: dict[str, str] = {}
+        self.digests: dict[str, str] = {}
         self._folder = run.folder / self.name
         self._about: JsonObject = {}
 
@@ -179,7 +199,7 @@ class _GraphFolder:
         self._json("memory.json", lambda: describe.memory_table(graph, event.executable.compiled.memory_analysis()))
         self._text("cause.txt", lambda: cause_text(event))
         self._diff(ir)
-        _write_json(self._folder / MANIFEST, self._manifest())
+        _write_sealed(self._folder / MANIFEST, self._manifest())
 
     def _links(self, stablehlo: str, texts: Mapping[str, str]) -> None:
         graph = self._event.graph
@@ -228,19 +248,20 @@ class _GraphFolder:
             },
             "files": {name: what for name, what in FILES.items() if name not in self.missing},
             "missing": self.missing,
+            "sha256": self.digests,
         }
 
     def _text(self, file: str, make: Callable[[], str]) -> str:
         text = self._made(file, make, "")
         if file not in self.missing:
-            (self._folder / file).write_text(text.rstrip("\n") + "\n")
+            self.digests[file] = _write(self._folder / file, text.rstrip("\n") + "\n")
         return text
 
     def _json(self, file: str, make: Callable[[], JsonObject]) -> JsonObject:
         nothing: JsonObject = {}
         made = self._made(file, make, nothing)
         if file not in self.missing:
-            _write_json(self._folder / file, made)
+            self.digests[file] = _write(self._folder / file, _json_text(made))
         return made
 
     def _made(self, file: str, make: Callable[[], T], otherwise: T) -> T:
@@ -256,10 +277,12 @@ def add_to_manifest(folder: Path, files: Mapping[str, str], missing: Mapping[str
     """Add files to the manifest of a graph, with what each is, and those that are missing, with the reason."""
     path = folder / MANIFEST
     if path.is_file():
-        about = read_json(path)
+        about = read_sealed(path)
         about["files"] |= files
         about["missing"] |= missing
-        _write_json(path, about)
+        same = [name for name in files if not name.endswith(".bin")]  # in every run; executables of XLA are not
+        about["sha256"] |= {name: digest((folder / name).read_bytes()) for name in same}
+        _write_sealed(path, about)
 
 
 def cause_text(event: Compilation) -> str:
@@ -268,10 +291,26 @@ def cause_text(event: Compilation) -> str:
     return "\n".join([first, *[line.strip() for line in events.lines_of(event)[1:]]])
 
 
-def _write_json(path: Path, table: JsonObject) -> None:
-    """Write a JSON object with one record of a list a line, so that files can be compared line by line."""
+def _write(path: Path, text: str) -> str:
+    """Write a file that is complete or absent whenever the process ends; return its digest."""
+    data = text.encode()
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(data)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return digest(data)
+
+
+def _write_sealed(path: Path, table: JsonObject) -> None:
+    _write(path, _json_text(sealed(table)))
+
+
+def _json_text(table: JsonObject) -> str:
+    """Return a JSON object with one record of a list a line, so that files can be compared line by line."""
     parts = [f"{json.dumps(key)}: {_value(value)}" for key, value in table.items()]
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _value(value: object) -> str:

@@ -2,6 +2,7 @@
 
 ==========================  ==========================================================================================
 ``manifest.json``           format, versions, signature, and the sha256 of every other file
+``manifest.json.sha256``    its own
 ``module.jax_export``       the program as ``jax.export`` serializes it, with its promise of compatibility
 ``module.stablehlo.bc``     the program as portable StableHLO bytecode, for other tools
 ``module.mlir``             the same as text
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from lazytpu.export.program import StableHLOModule
 
 FORMAT = 1
-MANIFEST, EXPORTED, BYTECODE, TEXT = "manifest.json", "module.jax_export", "module.stablehlo.bc", "module.mlir"
+MANIFEST, SEAL = "manifest.json", "manifest.json.sha256"
+EXPORTED, BYTECODE, TEXT = "module.jax_export", "module.stablehlo.bc", "module.mlir"
 
 
 def contents_of(module: StableHLOModule, more: Mapping[str, bytes], kind: str) -> dict[str, bytes]:
-    """Return names to contents of the files of a module, the manifest first.
+    """Return names to contents of the files of a module, the manifest and its sha256 first.
 
     Args:
         more: further files.
@@ -55,8 +57,8 @@ def contents_of(module: StableHLOModule, more: Mapping[str, bytes], kind: str) -
         "calling_convention_version": module.exported.calling_convention_version,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
-    text = json.dumps(manifest, indent=1)
-    return {MANIFEST: text.encode(), **files}
+    text = json.dumps(manifest, indent=1).encode()
+    return {MANIFEST: text, SEAL: hashlib.sha256(text).hexdigest().encode(), **files}
 
 
 def serialized(exported: Any) -> bytes:
@@ -101,10 +103,13 @@ def manifest_of(read: Callable[[str], bytes], place: str) -> dict[str, Any]:
     """Return the manifest, checked as far as it says what it is.
 
     Raises:
-        ArtifactError: it is none, or one of a later version.
+        ArtifactError: it is none, was changed, or is of a later version.
     """
+    text = read(MANIFEST)
+    if hashlib.sha256(text).hexdigest().encode() != read(SEAL):
+        raise ArtifactError(f"{place}: its manifest was changed", fix="do not use it; get or make it again")
     try:
-        manifest: dict[str, Any] = json.loads(read(MANIFEST))
+        manifest: dict[str, Any] = json.loads(text)
         found = manifest["format"], manifest["sha256"], manifest["signature"], manifest["weights"]
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{place}: its manifest cannot be read: {error}", fix="save it again") from None

@@ -21,7 +21,7 @@ from lazytpu import random
 from lazytpu.config import config
 from lazytpu.errors import ArtifactError
 from lazytpu.export.convert import Converted
-from lazytpu.export.files import MANIFEST, checked, contents_of, manifest_of
+from lazytpu.export.files import MANIFEST, SEAL, checked, contents_of, manifest_of
 from lazytpu.export.loading import module_of
 from lazytpu.export.program import PLATFORMS, StableHLOModule, converted, device_of, notes
 from lazytpu.frontends.jax.arrays import from_jax, share_buffer
@@ -30,7 +30,7 @@ from lazytpu.observe import logs, metrics
 from lazytpu.runtime import client
 from lazytpu.runtime.disk_cache import serialized
 
-EXECUTABLE, SEAL = "executable.bin", "manifest.json.sha256"
+EXECUTABLE = "executable.bin"
 _DIGEST, _CHUNK = 64, 1 << 20  # bytes
 _EVERYWHERE = ("cpu", "cuda", "rocm", "tpu")
 
@@ -180,7 +180,7 @@ def _write(path: Path, files: Mapping[str, bytes]) -> Path:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
-            for name, data in {**files, SEAL: sha256(files[MANIFEST]).hexdigest().encode()}.items():
+            for name, data in files.items():
                 archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
             archive.comment = b"0" * _DIGEST
         seal(unfinished)
@@ -213,18 +213,13 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.place = str(path)
+        self._check_seal(path)  # before anything parses what somebody may have changed
         try:
             with zipfile.ZipFile(path) as archive:
-                names, ending = archive.namelist(), archive.comment
+                names = archive.namelist()
                 self.members = {name: archive.read(name) for name in names}
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise
-            raise ArtifactError(
-                f"{path} is no package of lazytpu, or it was cut short or changed: {error}", fix="get or make it again"
-            ) from None
-        if sha256(self.read(MANIFEST)).hexdigest().encode() != self.read(SEAL):
-            raise ArtifactError(f"{path}: its manifest was changed", fix="do not use it; get or make it again")
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise ArtifactError(f"{path} is no package of lazytpu: {error}", fix="get or make it again") from None
         self.manifest = manifest_of(self.read, self.place)
         expected = {MANIFEST, SEAL, *self.manifest["sha256"]}
         if len(names) != len(self.members) or set(self.members) != expected:
@@ -232,8 +227,16 @@ class _File:
             raise ArtifactError(
                 f"{path} has not the members that its manifest lists: {', '.join(odd[:5])}", fix="get or make it again"
             )
-        if ending != _digest(path):
-            raise ArtifactError(f"{path} was cut short or changed outside of its members", fix="get or make it again")
+
+    def _check_seal(self, path: Path) -> None:
+        with path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) >= _DIGEST:
+                file.seek(-_DIGEST, os.SEEK_END)
+                if file.read() == _digest(path):
+                    return
+        raise ArtifactError(
+            f"{path} is no package of lazytpu, or it was cut short or changed", fix="get or make it again"
+        )
 
     def read(self, name: str) -> bytes:
         """Return a member."""

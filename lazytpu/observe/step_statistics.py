@@ -139,6 +139,7 @@ class _File:
         self._written = 0.0
         self._counts: tuple[int, ...] = ()
         self._text = ""
+        self._told = ""
 
     def write(self, path: str, step: Step, now: float) -> None:
         """Add a step to the file at ``path``.
@@ -147,7 +148,7 @@ class _File:
             now: of `time.perf_counter`.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be opened.
         """
         if self._path != path:
             self._open(path)
@@ -172,23 +173,22 @@ class _File:
         return _SECONDS % step[:_WHOLE] + self._text
 
     def flush(self) -> None:
-        """Write what waits.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write what waits; a disk that is full ends no run: a warning tells of it once."""
         waiting, self._waiting = self._waiting, []
-        if waiting:
-            os.write(self._descriptor, "".join([self._line(step) for step in waiting]).encode())
+        try:
+            if waiting:
+                os.write(self._descriptor, "".join([self._line(step) for step in waiting]).encode())
+        except OSError as error:
+            if self._told != self._path:
+                self._told = self._path
+                logs.note("step", "steps are missing in %s: %s", self._path, error, level=logs.LEVELS["warning"])
 
     def close(self) -> None:
         """Write what waits and close the file; the next step opens it again."""
         if self._path:
+            self.flush()
             self._path = ""
-            try:
-                self.flush()
-            finally:
-                os.close(self._descriptor)
+            os.close(self._descriptor)
 
     def forked(self) -> None:
         """Leave what waits to the parent, in a child process."""

@@ -25,6 +25,7 @@ from lazytpu.observe import logs, metrics, regions
 from lazytpu.runtime import client
 from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.executable import Executable, donated_bytes, failure, smallest_result
+from lazytpu.runtime.host import room
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.runtime.launch import split_donated
 
@@ -160,9 +161,9 @@ def executable_of(
     graph: Graph, compiled: Any, lower_s: float = 0.0, compile_s: float = 0.0, **others: Any
 ) -> Executable:
     """Wrap what XLA compiled, what was loaded from disk, or what runs a graph without either."""
-    return Executable(
-        graph, compiled, lower_s, compile_s, smallest_result(graph), donated_bytes(graph), settings(), **others
-    )
+    needs = room.needed(compiled)
+    smallest, donated = smallest_result(graph), donated_bytes(graph)
+    return Executable(graph, compiled, lower_s, compile_s, smallest, donated, settings(), needs=needs, **others)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from lazytpu.ir.graph import Graph
 from lazytpu.ir.subgraph import has_body
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.passes.clone import cloned, replaced
-from lazytpu.runtime import client, compiler, executables
+from lazytpu.runtime import client, compiler, executables, launch
 from lazytpu.runtime.client import Buffer, ScalarArray, Scalars
 from lazytpu.runtime.composed import is_random
 from lazytpu.runtime.cpu_kernels import call_kernel, laid_out, plain_torch, scalar_operand
@@ -105,6 +105,8 @@ class _Run:
     def _by_rule(self, node: Node) -> Contents:
         graph, inputs, numbers = alone(node)
         executable, _ = executables.executable_for(graph, counter="compile_op")
+        if executable.needs:
+            launch.ask_for_memory(executable)
         for value in inputs:
             if value not in self.contents and value.node is not None:  # a kernel computed the rest of its op's results
                 self.contents.update(self._by_rule(value.node))
@@ -151,6 +153,7 @@ def alone(node: Node) -> tuple[Graph, list[Value], list[Number]]:
 
 def _tensor(buffer: Buffer, value: Value) -> torch.Tensor:
     """Return the contents of a buffer as a tensor of a layout, which shares its memory where it can."""
+    buffer.block_until_ready()  # a view of one that failed ends the process
     return laid_out(host_tensor(np.asarray(buffer)).to(value.layout.dtype), value.layout)
 
 

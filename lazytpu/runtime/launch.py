@@ -17,6 +17,7 @@ from lazytpu.observe import metrics, regions, step_statistics
 from lazytpu.runtime import client
 from lazytpu.runtime.client import Buffer, Scalars
 from lazytpu.runtime.executable import Executable, failure
+from lazytpu.runtime.host import room
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.runtime.transfers import finished
 
@@ -62,6 +63,7 @@ def scalar_arrays(
 
 def split_concatenated(graph: Graph, flat: Any) -> list[Any]:
     """Wait for the array that holds the ``concatenated`` outputs of a graph and return them as arrays of their own."""
+    flat.block_until_ready()  # a view of one that failed ends the process
     host = np.asarray(flat)
     types = [type_of(v.layout) for v in graph.outputs[-graph.concatenated :]]
     ends = list(accumulate(t.size for t in types))
@@ -73,6 +75,8 @@ def split_concatenated(graph: Graph, flat: Any) -> list[Any]:
 @regions.region("dispatch")
 def start(executable: Executable, donated: list[Buffer], retained: list[Buffer], scalars: Scalars) -> Sequence[Buffer]:
     """Start an executable with arguments arranged by `split_donated` and `scalar_arrays`."""
+    if executable.needs:
+        ask_for_memory(executable)
     usage = executable.usage
     usage.runs += 1
     timed = step_statistics.measuring() and usage.is_due()
@@ -100,6 +104,8 @@ def start_ready(
     executable: Executable, donated: list[Buffer], retained: list[Buffer], scalars: Scalars
 ) -> Sequence[Buffer]:
     """Start an executable whose scalar arrays are on the device already, which spares a setting of jax."""
+    if executable.needs:
+        ask_for_memory(executable)
     usage = executable.usage
     usage.runs += 1
     if usage.runs == _SHORTENED_AT:
@@ -115,11 +121,24 @@ def start_ready(
     return outputs
 
 
+def ask_for_memory(executable: Executable) -> None:
+    """Raise where the system has less memory than an executable needs, while the donated inputs are still there.
+
+    Raises:
+        ExecutionError: names the op of the largest result, and its line.
+    """
+    if not room.is_there(executable.needs):
+        error = MemoryError(f"RESOURCE_EXHAUSTED: it needs {executable.needs:,} bytes beside its inputs")
+        raise failure(ExecutionError, "could not run", executable.graph, error)
+
+
 def flat_call(executable: Executable, arrays: int) -> object:
     """Return ``executable.flat``, for one that donates nothing and takes that many arrays, scalar arrays included.
 
-    None where this version of jax lacks what it needs.
+    None where this version of jax lacks what it needs, or memory has to be asked for first.
     """
+    if executable.needs:
+        return None
     if executable.flat is None:
         compiled, tree = executable.compiled, jax.tree_util.tree_structure(((0,) * arrays, {}))
         try:

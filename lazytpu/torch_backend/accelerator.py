@@ -13,7 +13,9 @@ import torch
 
 from lazytpu.config import config
 from lazytpu.dtypes import supported
+from lazytpu.torch_backend import hook_errors
 from lazytpu.torch_backend import torch_module as module
+from lazytpu.torch_backend.hook_errors import take_pending
 
 _libraries: list[torch.library.Library] = []
 
@@ -31,6 +33,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 class _DeviceGuard(torch._C._acc.DeviceGuard):
     def type_(self) -> Any:
+        take_pending()
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
@@ -63,6 +66,7 @@ def register() -> None:
     """Makes the device the accelerator of ``torch.accelerator``."""
     torch._C._acc.register_python_privateuseone_hook(_Hooks())
     torch._C._acc.register_python_privateuseone_device_guard(_DeviceGuard())
+    hook_errors.register()
     library = torch.library.Library("aten", "IMPL")
     library.impl("_pin_memory", _pin_memory, "CPU")
     _libraries.append(library)

@@ -186,6 +186,61 @@ def test_a_file_that_cannot_be_made_ends_no_run(tmp_path, monkeypatch, device, c
     assert "ir.svg of graph-" in caplog.text
 
 
+def test_a_disk_that_is_full_ends_no_run_and_leaves_a_dump(tmp_path, monkeypatch, device, caplog):
+    step.forget()
+    monkeypatch.setattr(lazytpu.config, "dump", str(tmp_path / "graphs"))
+    assert (torch.arange(7.0, device=device) * 3).sum().item() == 63
+    real = Path.write_bytes
+
+    def fail(path, data):
+        if "graph-" in str(path):
+            real(path, data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    assert (torch.arange(8.0, device=device) * 3).sum().item() == 84
+    assert "was not dumped: [Errno 28] No space left on device" in caplog.text
+    (graph,) = open_dump(tmp_path / "graphs").graphs
+    assert graph.text("ir.txt") and not list(tmp_path.rglob(".*"))
+
+
+def test_steps_that_cannot_be_written_are_told_of_once(tmp_path, monkeypatch, device, caplog):
+    monkeypatch.setattr(lazytpu.config, "metrics_file", str(tmp_path / "steps.jsonl"))
+    lazytpu.mark_step()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(step_statistics.os, "write", fail)
+    monkeypatch.setattr(step_statistics, "_WRITE_EVERY_S", 0.0)
+    for _ in range(3):
+        assert (torch.ones(2, device=device) + 1).tolist() == [2, 2]
+        lazytpu.mark_step()
+    assert caplog.text.count("No space left on device") == 1
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "times/summary.json", "graph-001-*/manifest.json", "graph-001-*/*"])
+def test_a_dump_that_was_changed_is_refused(dumped, tmp_path, file):
+    shutil.copytree(dumped.folder, tmp_path / "dump")
+    for path in sorted((tmp_path / "dump").glob(file)):
+        whole = path.read_bytes()
+        for changed in (whole[: len(whole) // 2], whole[:-3] + b"7" + whole[-2:], whole.replace(b"1", b"2", 1)):
+            path.write_bytes(changed)
+            with pytest.raises(NotADump, match="changed since it was written, or was cut off|is not JSON|no seal"):
+                opened = open_dump(tmp_path / "dump")
+                _ = opened.summary, [graph.text(name) for graph in opened.graphs for name in graph.manifest["files"]]
+        path.write_bytes(whole)
+
+
+def test_damaged_lines_are_left_out(tmp_path):
+    step_line = '{"number": 1}\n{"graph": 3, "at_s": "x", "lower_s": 1, "compile_s": 2}\n[1]\n\xff\n'
+    (tmp_path / "times").mkdir()
+    for name in ("steps", "compiles"):
+        (tmp_path / "times" / f"{name}.jsonl").write_text(step_line)
+    assert Dump(tmp_path).steps == [] and Dump(tmp_path).compiles == {}
+
+
 def test_bodies_of_conditions_and_loops(tmp_path, monkeypatch, device):
     """Lines of a body belong to the op that applies it, and so do its instructions."""
     step.forget()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from lazytpu.cli.app import app
 from lazytpu.debug.device_times import DeviceTimes, device_times
-from lazytpu.debug.folder import open_dump
+from lazytpu.debug.folder import digest, open_dump, sealed
 from lazytpu.debug.report import collect, write_report
 from tests.support.dumped_program import CALL_LINE, FORWARD_LINE, OUTSIDE_LINE, the_dump
 
@@ -346,9 +346,16 @@ def large(tmp_path_factory) -> Path:
     cause = {"kind": "first", "text": "the first graph", "with": "", "fix": "", "at": "net.py:1", "was": "?"}
     about = {"name": name, "number": 1, "ops": MANY, "inputs": 1, "outputs": 1, "flops": 0, "bytes": 0, "nearest": None}
     about |= {"cause": cause, "missing": {}, "hlo_module": "jit_lazytpu_00000000"}
-    (folder / name / "manifest.json").write_text(json.dumps(about))
-    run = {"graphs": [name], "sources": {"/net.py": "sources/00-net.py"}, "versions": {}}
-    (folder / "manifest.json").write_text(json.dumps(run))
+    about["sha256"] = {file: digest(text.encode()) for file, text in files.items()}
+    (folder / name / "manifest.json").write_text(json.dumps(sealed(about)))
+    source = (folder / "sources/00-net.py").read_bytes()
+    run = {
+        "sha256": {"sources/00-net.py": digest(source)},
+        "graphs": [name],
+        "sources": {"/net.py": "sources/00-net.py"},
+        "versions": {},
+    }
+    (folder / "manifest.json").write_text(json.dumps(sealed(run)))
     page = folder / "large.html"
     write_report(open_dump(folder), page)
     return page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from hashlib import sha256
 
 import jax
 import numpy as np
@@ -260,6 +261,9 @@ def test_changed_and_missing_files_are_refused(net, tmp_path):
         lazytpu.export.load(tmp_path / "m")
     manifest = tmp_path / "m/manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
+    with pytest.raises(ArtifactError, match="its manifest was changed"):
+        lazytpu.export.load(tmp_path / "m")
+    (tmp_path / "m/manifest.json.sha256").write_text(sha256(manifest.read_bytes()).hexdigest())
     with pytest.raises(ArtifactError, match="has format 99"):
         lazytpu.export.load(tmp_path / "m")
     with pytest.raises(FileNotFoundError):

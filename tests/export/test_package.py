@@ -147,22 +147,14 @@ def test_a_truncated_file_is_refused(file, tmp_path):
 
 
 def test_every_changed_byte_is_noticed(file, tmp_path):
-    """One byte in each hundred, in members, headers and the directory."""
+    """Some bytes in members, headers and the directory, before anything parses them."""
     data = file.read_bytes()
-    unnoticed = []
-    for position in range(0, len(data), max(1, len(data) // 150)):
+    for position in range(0, len(data), max(1, len(data) // 40)):
         changed = bytearray(data)
         changed[position] ^= 0x41
         (tmp_path / "changed.ltz").write_bytes(changed)
-        try:
-            loaded = lazytpu.load(tmp_path / "changed.ltz")
-        except ArtifactError:
-            continue
-        unnoticed.append((position, loaded))
-    # Bytes that zip readers do not look at (times, versions, attributes) may differ: the contents are what was written.
-    for _, loaded in unnoticed:
-        assert loaded.text() == lazytpu.load(file).text()
-    assert len(unnoticed) < 15
+        with pytest.raises(ArtifactError, match="cut short or changed"):
+            lazytpu.load(tmp_path / "changed.ltz")
 
 
 def test_members_that_do_not_belong_are_refused(file, tmp_path):
@@ -273,7 +265,7 @@ def test_a_change_outside_of_the_members_is_refused(file, tmp_path):
         data = bytearray(whole)
         data[position] ^= 1
         changed.write_bytes(data)
-        with pytest.raises(ArtifactError, match="changed outside of its members"):
+        with pytest.raises(ArtifactError, match="cut short or changed"):
             lazytpu.load(changed)
     changed.write_bytes(whole + b"more")
     with pytest.raises(ArtifactError):

@@ -170,6 +170,23 @@ def test_a_full_or_read_only_disk(folder: Path, monkeypatch: pytest.MonkeyPatch,
     assert not [*folder.glob(".*")] and files(folder) == []
 
 
+def test_a_disk_that_cannot_be_written_is_told_of_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.mkdir(mode=0o700)
+    real = os.open
+
+    def fails(path: str, *args: int) -> int:
+        if path.endswith(".tmp"):
+            raise PermissionError(13, "Permission denied", path)  # names another file each time
+        return real(path, *args)
+
+    monkeypatch.setattr(store.os, "open", fails)
+    train()
+    assert metrics.counter("disk_error") > 1
+    assert caplog.text.count(f"nothing was kept in the disk cache in {folder}: Permission denied") == 1
+
+
 def test_a_folder_that_cannot_be_written_is_still_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = train()
 

@@ -137,24 +137,26 @@ def gc_was_off(found: list[Any], state: dict[str, torch.Tensor], op: Op, device:
     return found == everything(untouched)
 
 
+@pytest.fixture
+def terminated() -> Iterator[None]:
+    """SIGTERM raises, as in programs that save a checkpoint before they end."""
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
 @pytest.mark.parametrize("name", OPS)
-def test_an_interrupt_in_the_middle_of_an_op(name: str, device: torch.device) -> None:
+def test_a_signal_in_the_middle_of_an_op(name: str, device: torch.device, terminated: None) -> None:
     op = OPS[name]
     before, after = start("cpu"), start("cpu")
     if name != "cut":
         op(after)
     allowed = {key: {str(s[key].tolist()) for s in (before, after) if key in s} for key in after}
     interrupted = 0
-    handler = signal.getsignal(signal.SIGINT)
-
-    def interrupt() -> None:
-        if signal.getsignal(signal.SIGINT) is handler:  # else it would be put off
-            raise KeyboardInterrupt
-
     for n in places(op, device):
         state = start(device)
         try:
-            with at_call(n, interrupt):
+            with at_call(n, partial(signal.raise_signal, (signal.SIGINT, signal.SIGTERM)[n % 2])):
                 op(state)
         except KeyboardInterrupt:
             interrupted += 1

@@ -22,7 +22,7 @@ from lazytpu.errors import CompileBudgetError, CompileError, LoweringError, Unsu
 from lazytpu.ir.tree import trace
 from lazytpu.lowering import registry
 from lazytpu.runtime import compiler, executables
-from lazytpu.runtime.host import interrupts, mappings
+from lazytpu.runtime.host import interrupts, mappings, room
 from lazytpu.tracing import record
 
 
@@ -285,6 +285,26 @@ def test_out_of_memory_names_the_op_and_line_and_the_tensors_live(device: torch.
     assert x.tolist() == [1.0] * 8 and y.tolist() == [2.0] * 8
 
 
+@pytest.mark.parametrize("compile_after", [1, 2])
+def test_what_a_graph_that_needs_too_much_memory_would_overwrite_is_still_there(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, compile_after: int
+) -> None:
+    monkeypatch.setattr(lazytpu.config, "compile_after", compile_after)
+    monkeypatch.setattr(room, "is_there", lambda size: size < 1 << 40)  # of a program that is never started
+    x = torch.ones(8, device=device)
+    lazytpu.mark_step()
+    x.add_(1)
+    huge = torch.ones(1 << 21, 1, device=device) @ torch.ones(1, 1 << 20, device=device) + x[0]
+    with pytest.raises(lazytpu.errors.ExecutionError, match=r"(?s)RESOURCE_EXHAUSTED.*test_step\.py:\d+.*f32\["):
+        lazytpu.mark_step()
+    del huge
+    assert x.tolist() == [2.0] * 8 and x.add_(1).tolist() == [3.0] * 8
+
+
+def test_memory_is_asked_for_as_the_system_gives_it() -> None:
+    assert room.is_there(1 << 20) and not room.is_there(1 << 60)
+
+
 def test_unsupported_ops_say_what_to_do(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     from lazytpu.dispatch import cpu_fallback
 
@@ -342,13 +362,21 @@ def test_mixing_devices_raises(device: torch.device) -> None:
         torch.ones(3, device=device) + torch.ones(3)
 
 
-def test_an_interrupt_while_running_is_put_off(device: torch.device) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGALRM, signal.SIGINT]])
+def test_a_signal_while_running_is_put_off(device: torch.device, numbers: list[signal.Signals]) -> None:
     x = torch.ones(3, device=device)
     lazytpu.mark_step()
-    with pytest.raises(KeyboardInterrupt), interrupts.uninterrupted():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-        x.add_(1)  # still runs: the interrupt comes at the end of the block
+    handlers = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts.uninterrupted():
+            for number in numbers:
+                signal.raise_signal(number)
+            time.sleep(0.01)
+            x.add_(1)  # still runs: the signal comes at the end of the block
+        assert all(signal.getsignal(number) is signal.default_int_handler for number in numbers)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     assert x.tolist() == [2.0] * 3
 
 

@@ -164,6 +164,7 @@ def dlpack(
         metrics.count("dlpack_copy")
         with jax.enable_x64(True):
             buffer = jax.numpy.array(buffer, copy=True)
+    buffer.block_until_ready()  # a view of one that failed ends the process
     with jax.enable_x64(True):
         return buffer.__dlpack__(stream=stream, max_version=max_version)
 

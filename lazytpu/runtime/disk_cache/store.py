@@ -151,7 +151,7 @@ def load(key: str) -> tuple[dict[str, Any], bytes] | None:
     except (OSError, RuntimeError) as error:
         metrics.count("disk_miss")
         metrics.count("disk_error")
-        _tell(f"nothing was taken from the disk cache: {error}")
+        _tell_error("nothing was taken from", error)
     return None
 
 
@@ -238,7 +238,7 @@ def store(key: str, header: dict[str, object], payload: bytes) -> None:
         _tell(f"nothing was kept in the disk cache: {problem}")
     except (OSError, RuntimeError) as error:
         metrics.count("disk_error")
-        _tell(f"nothing was kept in the disk cache: {error}")
+        _tell_error("nothing was kept in", error)
     else:
         metrics.count("disk_write")
 
@@ -281,6 +281,8 @@ def _contents(path: str) -> bytes:
         descriptor = os.open(path, flags)
     except FileNotFoundError:
         raise
+    except NotADirectoryError:
+        raise _Rejected(f"{os.path.dirname(path)} is not a folder") from None
     except OSError as error:
         raise _Rejected(f"{path} cannot be opened: {error.strerror}") from None
     with os.fdopen(descriptor, "rb") as file:
@@ -357,6 +359,14 @@ def _evict(place: str, limit: int, keep: str) -> None:
                 os.unlink(path)
                 metrics.count("disk_evicted")
         total -= size
+
+
+def _tell_error(what: str, error: Exception) -> None:
+    """Log an error without the name of the file, which is another one for each program."""
+    place, text = config.disk_cache_dir, str(error)
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        place, text = os.path.dirname(error.filename), error.strerror or text
+    _tell(f"{what} the disk cache{f' in {place}' if place else ''}: {text}")
 
 
 def _tell(text: str) -> None:

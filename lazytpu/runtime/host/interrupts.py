@@ -1,7 +1,8 @@
-"""Hold Ctrl-C back where an interrupt would leave something half done.
+"""Hold signals back whose handlers may raise where an exception would leave something half done.
 
 Between the start of an executable and the storing of its results it would lose the buffers that were donated;
-inside jax's own context managers it would leave the user's configuration changed.
+inside jax's own context managers it would leave the user's configuration changed.  Ctrl-C raises, and so do the
+handlers that programs install: of SIGTERM, to save a checkpoint before they end, or of SIGALRM, for a time limit.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 # The functions in C below the signal module's own, which turn numbers into enums: this is done at every cut.
 _get: Any = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 _set: Any = getattr(signal.signal, "__wrapped__", signal.signal)
-_SIGINT = int(signal.SIGINT)
+_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGHUP")  # those that a system has
+_SIGNALS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
 
 
 class uninterrupted:
-    """Holds Ctrl-C back to the end of the block.
+    """Holds signals with a handler in Python back to the end of the block.
 
     The handler of another signal may raise where nothing can be cleaned up any more.  So the one installed here knows
     the frame it works for, and gives its place back when that is over.
@@ -28,28 +30,29 @@ class uninterrupted:
     __slots__ = ("owner", "previous", "received")
 
     def __enter__(self) -> None:
-        self.previous: Any = None
-        self.received: tuple[Any, ...] | None = None
+        self.previous: dict[int, Any] = {}
+        self.received: list[int] = []
         self.owner: FrameType | None = None
         if threading.get_ident() == threading.main_thread().ident:
-            handler = _get(_SIGINT)
-            if callable(handler):
-                self.previous, self.owner = handler, sys._getframe(1)
-                _set(_SIGINT, self._receive)
+            for number in _SIGNALS:
+                if callable(handler := _get(number)):
+                    self.previous[number] = handler
+                    _set(number, self._receive)
+            self.owner = sys._getframe(1)  # last: if one of them raises before, the others give their places back
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         running = frame
         while running is not None and running is not self.owner:
             running = running.f_back
         if running is not None:
-            self.received = number, frame
+            self.received.append(number)
         else:
-            _set(_SIGINT, self.previous)
-            self.previous(number, frame)
+            _set(number, self.previous[number])
+            self.previous[number](number, frame)
 
     def __exit__(self, *_: object) -> None:
         self.owner = None
-        if self.previous is not None:
-            _set(_SIGINT, self.previous)
-            if self.received is not None:
-                self.previous(*self.received)
+        for number, handler in self.previous.items():
+            _set(number, handler)
+        for number in self.received:
+            signal.raise_signal(number)

@@ -1,0 +1,26 @@
+"""Faults, each tried a few times; ``python -m tests.faults`` tries them often."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import run_python
+
+
+@pytest.mark.parametrize(
+    ("names", "scale"),
+    [
+        (["kills", "mutations"], 0.006),
+        pytest.param(["disks", "shared cache", "threads", "exits", "user errors"], 0.1, marks=pytest.mark.slow),
+        pytest.param(["memory", "steps", "shapes"], 0.05, marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_goes_wrong(names: list[str], scale: float, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    done = run_python("-m", "tests.faults", *names, "--scale", scale, "--record", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(file.read_text())["faults"]
+    assert [*results] == names and all(r["tried"] > 0 and not r["found"] for r in results.values())
