@@ -14,8 +14,8 @@ from tests.support.processes import run_python
     ("names", "scale"),
     [
         (["kills", "mutations"], 0.006),
-        pytest.param(["disks", "shared cache", "threads", "exits", "user errors"], 0.1, marks=pytest.mark.slow),
-        pytest.param(["memory", "steps", "shapes"], 0.05, marks=pytest.mark.slow),
+        (["disks", "shared cache", "threads", "exits", "user errors"], 0.1),
+        (["memory", "steps", "shapes"], 0.05),
     ],
 )
 def test_nothing_goes_wrong(names: list[str], scale: float, tmp_path: Path) -> None:
