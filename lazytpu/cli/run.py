@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 import lazytpu
@@ -34,6 +35,7 @@ class Script:
         explain: whether to print `lazytpu.explain` at the end.
         profile: folder for a profile, empty for none.
         needed: shims to install first.
+        on_default_device: whether tensors are made on the device where the script names none.
     """
 
     target: str
@@ -42,6 +44,7 @@ class Script:
     explain: bool = False
     profile: str = ""
     needed: list[shims.Shim] = field(default_factory=list)
+    on_default_device: bool = False
     _variables: object = field(default=None, init=False)
 
     def execute(self) -> int:
@@ -54,6 +57,8 @@ class Script:
         spawned.prepare_workers(self.needed)
         sys.argv = [self.target, *self.arguments]
         _hide_own_frames()
+        if self.on_default_device:
+            torch.set_default_device(lazytpu.device())
         ended: SystemExit | None = None
         with profiler.trace(self.profile) if self.profile else nullcontext():
             try:
@@ -111,6 +116,9 @@ def run(
         bool,
         typer.Option("--verify", help="Run each program once beside torch's CPU kernels; raise where they differ."),
     ] = False,
+    default_device: Annotated[
+        bool, typer.Option("--default-device", help="Make tensors on the device where the script names none.")
+    ] = False,
     compat: Annotated[
         list[str] | None,
         typer.Option(
@@ -138,7 +146,7 @@ def run(
         _dump_passes(dump)
     if metrics is not None:
         lazytpu.config.metrics_file = str(metrics)
-    chosen = Script(script, arguments or [], module, explain, str(profile or ""), needed)
+    chosen = Script(script, arguments or [], module, explain, str(profile or ""), needed, default_device)
 
 
 def _dump_passes(dump: Path | None) -> None:

@@ -13,6 +13,8 @@ from lazytpu.ir.op_schema import ABSENT, Op
 from lazytpu.ir.tree import Node, Value, trace
 from lazytpu.lowering.registry import dynamic_arguments
 
+_ASIDE = object()  # begins a key that no op has
+
 
 def twin_with_other_numbers(node: Node) -> tuple[Node | None, tuple[int, ...]]:
     """Return a known node that differs from a new one in nothing, or only in numbers its rule takes as inputs.
@@ -71,6 +73,18 @@ def remember(parent: Node, op: Op, changed: Sequence[int]) -> tuple[int, ...]:
     positions = tuple(sorted({*known.get(op, ()), *changed}))
     parent.dynamic = {**known, op: positions}
     return positions
+
+
+def set_aside(node: Node) -> None:
+    """Keep the node of a number that is seen to change out of reach: other numbers and this one take the same program.
+
+    Explanations still find it beside the node that takes the number as an input.
+    """
+    assert node.parent is not None
+    siblings = node.parent.children
+    if siblings.get(node.key) is node:
+        del siblings[node.key]
+        siblings[_ASIDE, node.key] = node
 
 
 def key_of(positions: Sequence[int], key: Any, bound: Sequence[Any]) -> Any:

@@ -268,7 +268,8 @@ def _miss(
     node = _new_node(parent, op, key, bound, layouts, ())
     other, changed = dynamic_scalars.twin_with_other_numbers(node)
     trace.shadow = other
-    if changed:
+    if changed and other is not None:
+        dynamic_scalars.set_aside(other)
         positions = dynamic_scalars.remember(parent, op, changed)
         for position in changed:
             events.made_dynamic(op.name, op.arguments[position].name, node.site.describe())

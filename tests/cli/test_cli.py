@@ -35,7 +35,7 @@ def test_help_names_every_command_and_option():
     for command in ("run", "inspect", "report", "info"):
         assert command in text
     text = invoke("run", "--help")
-    for option in ("--dump", "--explain", "--profile", "--metrics", "--passes", "--compat"):
+    for option in ("--dump", "--explain", "--profile", "--metrics", "--passes", "--compat", "--default-device"):
         assert option in text
     assert "typer" not in text.lower()
 
@@ -104,6 +104,12 @@ def test_the_pending_graph_runs_at_the_end(tmp_path):
     assert (tmp_path / "graphs" / "times" / "steps.jsonl").read_text() == steps
     table = invoke("inspect", tmp_path / "steps.jsonl")
     assert "step 1" in table and "Python and torch" in table and "graphs run" in table
+
+
+def test_a_script_that_names_no_device_can_run_on_ours(tmp_path):
+    text = "import torch\nx = torch.ones(2)\nprint(x.device, torch.nn.Linear(2, 1)(x).device)"
+    assert lazytpu_run(tmp_path, text).stdout == "cpu cpu\n"
+    assert lazytpu_run(tmp_path, text, options=("--default-device",)).stdout == "tpu:0 tpu:0\n"
 
 
 def test_modules_and_passes(tmp_path):

@@ -140,6 +140,23 @@ def test_a_changing_write_position_compiles_twice_at_most(device: torch.device) 
     assert lazytpu.metrics.counter("compile") - before <= 2
 
 
+def test_the_number_that_came_first_takes_the_program_of_all(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second epoch it comes for the second time, which is when a program of its own would be compiled."""
+    monkeypatch.setattr(lazytpu.config, "compile_after", 2)
+    host = torch.arange(12.0)
+    x = host.to(device)
+    before = lazytpu.metrics.counter("compile")
+    for _ in range(3):
+        for i in range(3):
+            part = x[i * 4 : i * 4 + 4] * 2
+            lazytpu.mark_step()
+            assert part.tolist() == (host[i * 4 : i * 4 + 4] * 2).tolist()
+    assert lazytpu.metrics.counter("compile") - before == 1, lazytpu.explain()
+    assert "the constant 0 changed and is a scalar input from now on" in lazytpu.explain()
+
+
 def test_a_changed_shape_compiles_and_is_explained(device: torch.device) -> None:
     for n in (7, 7, 9):
         (torch.ones(n).to(device) * 3).sum().item()

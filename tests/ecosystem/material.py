@@ -1,0 +1,166 @@
+"""Data that scripts read, made here instead of downloaded: digits, pictures, a text, a graph, weights of a network."""
+
+from __future__ import annotations
+
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.ecosystem.case import Missing
+
+SEED = 0
+
+
+def digits(root: Path, train: int = 3000, test: int = 1000) -> None:
+    """Lay out ``root/MNIST/raw`` in IDX format, from scikit-learn's digits enlarged and shifted."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise Missing("scikit-learn is not installed") from None
+    rng = np.random.default_rng(SEED)
+    source = load_digits()
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    for part, count, rows in (("train", train, slice(0, 1400)), ("t10k", test, slice(1400, None))):
+        pick = rng.integers(0, len(source.target[rows]), count)
+        large = torch.tensor(source.images[rows][pick])[:, None].float() * (255 / 16)
+        large = torch.nn.functional.interpolate(large, size=(20, 20), mode="bilinear")[:, 0].clamp(0, 255).byte()
+        images = np.zeros((count, 28, 28), np.uint8)
+        for image, digit, (y, x) in zip(images, large.numpy(), rng.integers(0, 9, (count, 2)), strict=True):
+            image[y : y + 20, x : x + 20] = digit
+        labels = source.target[rows][pick].astype(np.uint8)
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + images.tobytes())
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels.tobytes())
+
+
+def pictures(folder: Path, count: int, size: int, label: int = 0) -> None:
+    """Write smooth pictures of random colors, brighter for a larger label."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(SEED + label)
+    for number in range(count):
+        coarse = torch.tensor(rng.random((1, 3, 6, 6), np.float32))
+        smooth = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bicubic")[0].clamp(0, 1)
+        pixels = (smooth * (0.5 + 0.5 * label)).mul(255).byte().permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(folder / f"{number:03}.jpg")
+
+
+def text(characters: int) -> str:
+    """Return English text: what Python's ``help()`` says of the language."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics))[:characters]
+
+
+def _mnist(work: Path) -> None:
+    digits(work / "examples/data")
+
+
+def _mnist_beside(work: Path) -> None:
+    digits(work / "examples/mnist_forward_forward/data")
+
+
+def _folders(work: Path) -> None:
+    for part, count in (("train", 24), ("val", 8)):
+        for label in range(2):
+            pictures(work / f"examples/imagenet/tiny/{part}/class{label}", count, 240, label)
+
+
+def _super_resolution(work: Path) -> None:
+    for part, count in (("train", 16), ("test", 4)):
+        pictures(work / f"examples/super_resolution/dataset/BSDS300/images/{part}", count, 280)
+
+
+def _styles(work: Path) -> None:
+    pictures(work / "examples/fast_neural_style/tiny/all", 12, 80)
+    weights = work / "torch/hub/checkpoints/vgg16-397923af.pth"
+    weights.parent.mkdir(parents=True, exist_ok=True)
+    from torchvision.models import vgg16
+
+    torch.manual_seed(SEED)
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in vgg16().state_dict().items()}
+    scale = {name: (2 / max(shape[1:].numel(), 1)) ** 0.5 for name, shape in shapes.items()}
+    torch.save(  # the classifier is not used: one number stands for each of its weights
+        {
+            name: torch.zeros(1).expand(shape) if "classifier" in name else torch.randn(shape) * scale[name]
+            for name, shape in shapes.items()
+        },
+        weights,
+    )
+
+
+def _sentences(work: Path) -> None:
+    words = text(240_000).split()
+    folder = work / "examples/word_language_model/data/wikitext-2"
+    folder.mkdir(parents=True, exist_ok=True)
+    ends = {"train": (0, 24_000), "valid": (24_000, 26_500), "test": (26_500, 29_000)}
+    for part, (start, end) in ends.items():
+        lines = [" ".join(words[at : at + 20]) for at in range(start, end, 20)]
+        (folder / f"{part}.txt").write_text(" \n ".join(lines))
+
+
+def _cora(work: Path) -> None:
+    """Write a graph in the form of Cora: papers of seven kinds that use other words and cite their own kind."""
+    papers, words, kinds = 2000, 160, 7
+    rng = np.random.default_rng(SEED)
+    kind = rng.integers(0, kinds, papers)
+    likely = rng.random((kinds, words)) < 0.15
+    has = rng.random((papers, words)) < np.where(likely[kind], 0.25, 0.03)
+    has[:, 0] = True
+    content = "".join(f"{n}\t{chr(9).join(map(str, row.astype(int)))}\tkind{kind[n]}\n" for n, row in enumerate(has))
+    pairs = {(int(a), int(b)) for a, b in rng.integers(0, papers, (40_000, 2)) if a != b and kind[a] == kind[b]}
+    cites = "".join(f"{a}\t{b}\n" for a, b in sorted(pairs)[::4])
+    for folder in (work / "examples/gat/cora", work / "examples/gcn/cora"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cora.content").write_text(content)
+        (folder / "cora.cites").write_text(cites)
+    with tarfile.open(work / "examples/gcn/cora.tgz", "w:gz") as packed:
+        packed.add(work / "examples/gcn/cora", "cora")
+    (work / "examples/gcn/requests.py").write_text(_REQUESTS)  # the script downloads without looking
+
+
+_REQUESTS = '''"""Serves what the script would download."""
+import contextlib, types
+
+
+@contextlib.contextmanager
+def get(url, stream=False):
+    with open(url.rpartition("/")[2], "rb") as raw:
+        yield types.SimpleNamespace(raw=raw)
+'''
+
+
+def _shakespeare(work: Path) -> None:
+    (work / "nanoGPT/data/shakespeare_char/input.txt").write_text(text(200_000))
+
+
+def _chargpt(work: Path) -> None:
+    (work / "minGPT/projects/chargpt/input.txt").write_text(text(200_000))
+
+
+MATERIAL: dict[str, Callable[[Path], None]] = {
+    "mnist": _mnist,
+    "mnist beside": _mnist_beside,
+    "folders": _folders,
+    "super resolution": _super_resolution,
+    "styles": _styles,
+    "sentences": _sentences,
+    "cora": _cora,
+    "shakespeare": _shakespeare,
+    "chargpt": _chargpt,
+}
+
+
+def lay_out(work: Path, names: tuple[str, ...]) -> None:
+    """Make what a script reads, below the folder that has the repositories, unless it is there."""
+    for name in names:
+        mark = work / f".{name.replace(' ', '-')}"
+        if not mark.exists():
+            MATERIAL[name](work)
+            mark.touch()
