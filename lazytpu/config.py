@@ -39,6 +39,9 @@ class Config:
         False, "interpret until a thread has compiled the graph; the last digits depend on when that is"
     )
     max_graph_ops: int = _setting(50_000, "ops of a graph; past them it is cut without a mark_step")
+    cut_loops: bool = _setting(
+        True, "end a step where an optimizer steps for the second time without a mark_step, and at its later steps"
+    )
     max_tree_nodes: int = _setting(500_000, "nodes of the trace tree; past them it is forgotten")
     max_executables: int = _setting(1_000, "compiled graphs kept in memory; the least recently used go first")
     max_compiles: int = _setting(0, "limit of compiled graphs; exceeding it raises with the cause; 0 means unlimited")

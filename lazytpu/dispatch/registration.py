@@ -32,7 +32,7 @@ from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.registry import rule_of
 from lazytpu.tensors.tensor import LazyTensor
-from lazytpu.torch_backend import accelerator, fork, generator, libraries, modules, saving, shields, torch_module
+from lazytpu.torch_backend import accelerator, fork, generator, libraries, loops, modules, saving, shields, torch_module
 from lazytpu.tracing import meta_kernels, scalar_checks
 
 KEY = "PrivateUse1"
@@ -65,6 +65,9 @@ def register() -> None:
     else:  # which is about another slot of torch's
         setattr(LazyTensor, f"is_{name}", True)
     torch._register_device_module(name, torch_module)
+    # Loggers and the like tell tensors by the name of their class, to need no torch: torch.….…Tensor
+    LazyTensor.__module__ = f"torch.{name}"
+    vars(torch_module)["LazyTensor"] = LazyTensor
     accelerator.register()
     meta_kernels.register()
     _register_kernels()
@@ -77,6 +80,7 @@ def register() -> None:
     fork.register()
     generator.register()
     libraries.register()
+    loops.register()
     shields.open_until_dynamo_comes()
     _foreach_supported_types.append(LazyTensor)
     proxy_tensor.HANDLED_TYPES += (LazyTensor,)  # type: ignore[assignment] # make_fx, with which torch.func.linearize traces

@@ -1,9 +1,11 @@
-"""Say to libraries that choose a device by a list of their own that there is one: Accelerate, and with it Trainer."""
+"""Say to libraries that know devices by a list of their own that there is one: Accelerate, Trainer, safetensors."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,6 +18,8 @@ def register() -> None:
     """Wait for the libraries."""
     after_import("accelerate.state", _choose_the_device)
     after_import("accelerate.optimizer", _cut_after_steps)
+    after_import("safetensors", _read_to_the_device)
+    after_import("safetensors.torch", _open_as_the_package_does)
 
 
 def _choose_the_device(state: ModuleType) -> None:
@@ -40,3 +44,75 @@ def _cut_after_steps(module: ModuleType) -> None:
         return result
 
     module.AcceleratedOptimizer.step = step
+
+
+class _Slices(Protocol):
+    def __getitem__(self, index: object) -> torch.Tensor: ...
+
+
+class _File(Protocol):
+    def keys(self) -> list[str]: ...
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+    def get_slice(self, name: str) -> _Slices: ...
+    def __enter__(self) -> object: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+def _read_to_the_device(module: ModuleType) -> None:
+    """Make safetensors open files for the device, whose name it does not know: tensors are read and then moved."""
+    theirs: Callable[..., _File] = module.safe_open
+
+    def safe_open(filename: object, framework: str, device: object = "cpu", **options: object) -> _File:
+        """Open a file of tensors."""
+        if str(device).partition(":")[0] != config.device_name:
+            return theirs(filename, framework, device, **options)
+        return _MovedTensors(theirs(filename, framework, "cpu", **options), torch.device(str(device)))
+
+    vars(module)["safe_open"] = safe_open
+
+
+def _open_as_the_package_does(module: ModuleType) -> None:
+    """Give safetensors.torch what the package has: it was imported before, if lazytpu came after it."""
+    vars(module)["safe_open"] = sys.modules["safetensors"].safe_open
+
+
+class _MovedTensors:
+    """A file of tensors, opened for the CPU, that gives them on the device."""
+
+    def __init__(self, opened: _File, device: torch.device) -> None:
+        self._opened, self._device = opened, device
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._opened, name)
+
+    def __enter__(self) -> _MovedTensors:
+        self._opened.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.__exit__(*error)
+
+    def keys(self) -> list[str]:
+        return self._opened.keys()
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._opened.get_tensor(name).to(self._device)
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: self.get_tensor(name) for name in self.keys()}
+
+    def get_slice(self, name: str) -> _Slices:
+        return _MovedSlices(self._opened.get_slice(name), self._device)
+
+
+class _MovedSlices:
+    """A tensor of the file, of which parts are read to the device."""
+
+    def __init__(self, slices: _Slices, device: torch.device) -> None:
+        self._slices, self._device = slices, device
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._slices, name)
+
+    def __getitem__(self, index: object) -> torch.Tensor:
+        return self._slices[index].to(self._device)

@@ -32,7 +32,7 @@ def lazytpu_run(folder: Path, text: str, *arguments: object, options: tuple[obje
 
 def test_help_names_every_command_and_option():
     text = invoke("--help")
-    for command in ("run", "inspect", "report", "info"):
+    for command in ("run", "demo", "inspect", "report", "info"):
         assert command in text
     text = invoke("run", "--help")
     for option in ("--dump", "--explain", "--profile", "--metrics", "--passes", "--compat", "--default-device"):

@@ -78,6 +78,7 @@ def _super_resolution(work: Path) -> None:
 
 def _styles(work: Path) -> None:
     pictures(work / "examples/fast_neural_style/tiny/all", 12, 80)
+    pictures(work / "examples/fast_neural_style/tiny/style", 1, 64, label=1)
     weights = work / "torch/hub/checkpoints/vgg16-397923af.pth"
     weights.parent.mkdir(parents=True, exist_ok=True)
     from torchvision.models import vgg16

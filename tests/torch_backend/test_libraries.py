@@ -1,8 +1,12 @@
-"""Libraries that choose a device by a list of their own take this one: a copy in small of Accelerate does."""
+"""Libraries that know devices by a list of their own take this one: a copy in small of Accelerate, and safetensors."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
 
 from tests.support.processes import run_code
 
@@ -23,7 +27,8 @@ class AcceleratedOptimizer:
     def __init__(self, optimizer, cpu=False):
         self.optimizer, self.gradient_state, self.accelerator_state = optimizer, Gradients(), PartialState(cpu)
     def step(self, closure=None):
-        return self.optimizer.step(closure)
+        if self.gradient_state.sync_gradients:
+            return self.optimizer.step(closure)
 """
 PROGRAM = """
 import lazytpu, torch
@@ -50,3 +55,23 @@ def test_accelerate_takes_the_device_and_ends_its_steps(tmp_path: Path) -> None:
         (package / f"{name}.py").write_text(text)
     done = run_code(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}")
     assert done.stdout.split() == ["1", "0"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["tpu", "tpu:0", "cpu"])
+def test_safetensors_reads_to_the_device(name: str, tmp_path: Path) -> None:
+    host = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.int64)}
+    safetensors.torch.save_file(host, tmp_path / "file")
+    kind = torch.device(name).type
+    loaded = safetensors.torch.load_file(tmp_path / "file", device=name)
+    assert loaded.keys() == host.keys() and all(t.device.type == kind for t in loaded.values())
+    with safetensors.safe_open(tmp_path / "file", framework="pt", device=name) as file:
+        part = file.get_slice("a")
+        assert part.get_shape() == [2, 3] and sorted(file.keys()) == ["a", "b"]
+        got = part[:, 1:]
+        assert got.device.type == kind and got.tolist() == [[1, 2], [4, 5]]
+        assert file.get_tensor("b").device.type == kind
+
+
+def test_loggers_tell_a_tensor_by_the_name_of_its_class(device: torch.device) -> None:
+    kind = type(torch.ones(2, device=device))
+    assert kind.__module__.startswith("torch") and "Tensor" in kind.__name__

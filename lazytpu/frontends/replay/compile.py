@@ -30,6 +30,7 @@ from lazytpu.runtime.least_recent import LeastRecent
 from lazytpu.tensors import tensor
 from lazytpu.tensors.storage import new_storage, resolve
 from lazytpu.tensors.tensor import LazyTensor, make
+from lazytpu.torch_backend import loops
 from lazytpu.tracing import cutting, record, step
 from lazytpu.tracing.record import cell_of, is_device_tensor
 
@@ -196,7 +197,8 @@ class CompiledStep:
         cutting.cut("lazytpu.compile")
         before, draws = trace.step, draws_so_far()
         shapes = [_shape_of(x) for x in leaves]
-        result = _detached(self._function(*args, **kwargs), leaves)
+        with loops.kept_whole():
+            result = _detached(self._function(*args, **kwargs), leaves)
         if kind.last is not None and kind.last.unexplained:
             gc.collect()  # perhaps only a reference cycle keeps it
         if trace.step != before:

@@ -44,7 +44,7 @@ _LAPACK = 'custom_call_target="lapack_'
 # Settings that leave the programs as they are.
 _IRRELEVANT = frozenset(
     "device_name fallback eager verify compile_after compile_in_background max_graph_ops max_tree_nodes "
-    "max_executables max_compiles max_compiles_action "
+    "max_executables max_compiles max_compiles_action cut_loops "
     "log metrics metrics_file disk_cache disk_cache_dir disk_cache_bytes".split()
 )
 
