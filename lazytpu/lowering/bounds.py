@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazytpu.lowering.registry import Arg, Kwargs
+from lazytpu.ir.op_schema import Arg
+from lazytpu.lowering.registry import Kwargs
 from lazytpu.lowering.support.operands import Operand, cast, is_integral, result_dtype
 
 aten = torch.ops.aten

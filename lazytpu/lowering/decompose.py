@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 import lazytpu.lowering.rules  # noqa: F401  registers every rule
 from lazytpu.dtypes import host_array, to_numpy, to_torch
 from lazytpu.errors import LazyTPUError, UnsupportedOpError
-from lazytpu.ir.op_schema import ABSENT, Argument, Op, OpOverload, op_of
+from lazytpu.ir.op_schema import ABSENT, Arg, Argument, Op, OpOverload, op_of
 from lazytpu.lowering.fx import AtenInterpreter
-from lazytpu.lowering.registry import Arg, Args, Kwargs, Results, is_strided, rule_of
+from lazytpu.lowering.registry import Args, Kwargs, Results, is_strided, rule_of
 
 Type = jax.ShapeDtypeStruct
 Decomposition: TypeAlias = Callable[..., Results]

@@ -17,8 +17,9 @@ from typing import TypeAlias
 import jax
 
 from lazytpu.ir.graph import Graph
+from lazytpu.ir.op_schema import Arg
 from lazytpu.ir.tree import Node, Number, Value, operands
-from lazytpu.lowering.registry import Arg, Kwargs
+from lazytpu.lowering.registry import Kwargs
 from lazytpu.lowering.rules.foreach import element_rule
 
 _FEWEST_SHARED = 4  # rows: fewer of equal types are not worth a function of their own

@@ -7,9 +7,9 @@ from torch._higher_order_ops.effects import with_effects
 from torch.fx.node import Target
 
 from lazytpu.errors import LazyTPUError, UnsupportedOpError
-from lazytpu.ir.op_schema import NO_COMPUTATION, OpOverload
+from lazytpu.ir.op_schema import NO_COMPUTATION, Arg, OpOverload
 from lazytpu.location.fx_site import site_of
-from lazytpu.lowering.registry import Arg, Args, Kwargs, Results
+from lazytpu.lowering.registry import Args, Kwargs, Results
 
 
 class AtenInterpreter(torch.fx.Interpreter):

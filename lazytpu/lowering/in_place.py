@@ -24,8 +24,9 @@ import torch
 from jax import lax
 
 from lazytpu.ir.graph import Graph
+from lazytpu.ir.op_schema import Arg
 from lazytpu.ir.tree import Node, Value, operands
-from lazytpu.lowering.registry import Arg, Args
+from lazytpu.lowering.registry import Args
 
 _LARGE = 4096  # bytes from which a copy costs more than to start it
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "linear_backward"}

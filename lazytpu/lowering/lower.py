@@ -20,7 +20,7 @@ from lazytpu.config import config
 from lazytpu.dtypes import to_numpy, to_torch, type_name
 from lazytpu.errors import LoweringError
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.op_schema import Op
+from lazytpu.ir.op_schema import Arg, Op
 from lazytpu.ir.site import Site
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value, operands
@@ -29,7 +29,7 @@ from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import elements_of, is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
-from lazytpu.lowering.registry import Arg, Kwargs, Results, is_strided, on_one_cpu, rule_of
+from lazytpu.lowering.registry import Kwargs, Results, is_strided, on_one_cpu, rule_of
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
 from lazytpu.lowering.slice_writes import apart, overlapping_writes

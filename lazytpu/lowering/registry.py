@@ -21,19 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import jax
 import torch
 
 from lazytpu.config import config
+from lazytpu.ir.op_schema import Arg
 from lazytpu.observers import notify
 
-Arg: TypeAlias = Any
-"""What a rule is given: an array, a list of them, or the Python value of an attribute."""
 Args: TypeAlias = tuple[Arg, ...]
 Kwargs: TypeAlias = dict[str, Arg]
-Results: TypeAlias = Any
+Results: TypeAlias = Arg
 """What a rule returns: an array, or a tuple or list of them as ``out`` has types."""
 Rule: TypeAlias = Callable[..., Results]
 _R = TypeVar("_R", bound=Rule)

@@ -22,8 +22,9 @@ import torch
 from jax import lax
 
 from lazytpu.ir.graph import Graph
+from lazytpu.ir.op_schema import Arg
 from lazytpu.ir.tree import Node, Value, operands
-from lazytpu.lowering.registry import Arg, target_platform
+from lazytpu.lowering.registry import target_platform
 
 aten = torch.ops.aten
 _READ_BY = {

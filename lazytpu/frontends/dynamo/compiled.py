@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -31,6 +31,7 @@ from lazytpu.tracing.record import cell_of, is_device_tensor
 from lazytpu.tracing.transaction import write_cast
 
 _SIZE = "a program has fixed sizes: use a mask, or compute that part outside of it"
+_Found: TypeAlias = tuple[CapturedProgram | None, list[Any], list[Any]]  # and cells and buffers of the arguments
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
@@ -68,45 +69,46 @@ class CompiledGraph:
         self._symbolic = has_symbols(module)
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        with record.lock:
+            program, cells, buffers = self._stored(args) or self._loaded(args)
+            results = None if program is None else self._run(program, args, cells, buffers)
+        if results is None:
+            grad = self.kind != "inference" and torch.is_grad_enabled()
+            with torch.set_grad_enabled(grad), torch._C._DisableAutocast():  # the graph has casts of its own
+                results = list(torch.fx.Interpreter(self.module).run(*args))
+        args.clear()
+        return results
+
+    def _stored(self, args: list[Any]) -> _Found | None:
+        """Return what to run where the arguments are whole storages that hold their buffers; None elsewhere."""
         try:
             cells = [x._s for x in args]
         except AttributeError:  # numbers, CPU tensors, device tensors that C++ made
-            return self._mixed(args)
-        return self._stored(args, cells)
-
-    def _stored(self, args: list[Any], cells: list[Any]) -> list[object]:
-        """Call the graph with tensors on the device alone."""
+            return None
         program = self.programs.get(tuple([c.layout for c in cells]))
         if program is None or not program.whole:
-            return self._mixed(args)
-        with record.lock:
-            if trace.inputs or trace.pending:  # else nothing belongs to this step
-                now = trace.step
-                if [c for c in cells if c.step == now]:
-                    return self._mixed(args)
-            buffers = [c.buffer for c in cells]
-            if [b for b in buffers if b is None]:  # never written, or its contents have moved
-                return self._mixed(args)
-            return self._run(program, args, cells, buffers)
+            return None
+        if trace.inputs or trace.pending:  # else nothing belongs to this step
+            now = trace.step
+            if [c for c in cells if c.step == now]:
+                return None
+        buffers = [c.buffer for c in cells]
+        if [b for b in buffers if b is None]:  # never written, or its contents have moved
+            return None
+        return program, cells, buffers
 
-    def _mixed(self, args: list[Any]) -> list[object]:
-        """Call the graph with arguments of any kind, in any state."""
-        with record.lock:
-            if any(storage_of(cell_of(x)).step == trace.step for x in args if is_device_tensor(x)):
-                cutting.cut("torch.compile")
-            cells = [_cell(x) for x in args]
-            key = tuple([x if c is None else c.layout for x, c in zip(args, cells, strict=True)])
-            if key not in self.programs:
-                self.programs[key] = self._new_program(args, cells)
-            program = self.programs[key]
-            if program is not None:
-                buffers = [None if c is None else reading.buffer_of(c, "torch.compile") for c in cells]
-                return self._run(program, args, cells, buffers)
-        grad = self.kind != "inference" and torch.is_grad_enabled()
-        with torch.set_grad_enabled(grad), torch._C._DisableAutocast():  # the graph has casts of its own
-            results = list(torch.fx.Interpreter(self.module).run(*args))
-        args.clear()
-        return results
+    def _loaded(self, args: list[Any]) -> _Found:
+        """Return what to run for arguments of any kind, in any state; no program where the graph cannot be one."""
+        if any(storage_of(cell_of(x)).step == trace.step for x in args if is_device_tensor(x)):
+            cutting.cut("torch.compile")
+        cells = [_cell(x) for x in args]
+        key = tuple([x if c is None else c.layout for x, c in zip(args, cells, strict=True)])
+        if key not in self.programs:
+            self.programs[key] = self._new_program(args, cells)
+        program = self.programs[key]
+        if program is None:
+            return None, [], []
+        return program, cells, [None if c is None else reading.buffer_of(c, "torch.compile") for c in cells]
 
     def _run(self, program: CapturedProgram, args: list[Any], cells: list[Any], buffers: list[Any]) -> list[Any]:
         outputs: Sequence[Buffer] = ()
@@ -138,11 +140,8 @@ class CompiledGraph:
                     for position, output in program.written.items():
                         _write(args[position], cells[position], outputs[output])
         if program.fresh:
-            made = results_of(program.fresh, program.others, outputs, args)
-        else:
-            made = _made_all(program, outputs, args)
-        args.clear()
-        return made
+            return results_of(program.fresh, program.others, outputs, args)
+        return _made_all(program, outputs, args)
 
     def _donated(self, program: CapturedProgram, cells: list[Any], buffers: list[Buffer]) -> tuple[int, ...]:
         """Return positions of arguments whose buffers nobody can see after the call."""
