@@ -43,7 +43,7 @@ from lazytpu.debug.explain import explain
 from lazytpu.debug.graph_text import hlo_text, ir_dot, ir_text, stablehlo_text
 from lazytpu.dispatch import registration as _registration
 from lazytpu.export.package import load_package as load
-from lazytpu.frontends import control_flow as _control_flow
+from lazytpu.frontends import control_flow_kernels as _control_flow
 from lazytpu.frontends.dynamo import backend as _backend
 from lazytpu.frontends.dynamo import hooks as _hooks
 from lazytpu.frontends.jax import arrays as _arrays
@@ -54,7 +54,7 @@ from lazytpu.frontends.jax.module import as_jax_function
 from lazytpu.frontends.jit import jit
 from lazytpu.frontends.loader import DeviceLoader
 from lazytpu.frontends.replay.compile import compile
-from lazytpu.frontends.scan.scan import scan_layers
+from lazytpu.frontends.scan.scan_layers import scan_layers
 from lazytpu.observe import metrics
 from lazytpu.runtime.client import platform
 from lazytpu.runtime.disk_cache import store as cache

@@ -19,7 +19,7 @@ from lazytpu.dispatch import (
     cpu_fallback,
     custom_ops,
     extensions,
-    foreach,
+    foreach_kernels,
     generated,
     geometry,
     indices,
@@ -191,7 +191,7 @@ def kernel_for(overload: OpOverload) -> Any:
         if not _writes_first_only(overload):
             return general
         if not overload._schema.returns:
-            return foreach.in_place(op, general) if foreach.can_take(op) else general
+            return foreach_kernels.in_place(op, general) if foreach_kernels.can_take(op) else general
         return (
             generated.in_place(op, general)
             if generated.can_generate(op) and len(overload._schema.returns) == 1
@@ -200,8 +200,8 @@ def kernel_for(overload: OpOverload) -> Any:
     if not can_lower(overload):
         return cpu_fallback.fallback(overload)
     general = scalar_checks.checked_when_new(overload, functional(overload))
-    if foreach.can_take(op) and op.returns is None:
-        return foreach.functional(op, general)
+    if foreach_kernels.can_take(op) and op.returns is None:
+        return foreach_kernels.functional(op, general)
     return generated.functional(op, general) if generated.can_generate(op) and _returns_tensors(overload) else general
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazytpu.errors import ArtifactError
-from lazytpu.export.arrays import file_name, to_npy
+from lazytpu.export.npy import file_name, to_npy
 
 if TYPE_CHECKING:
     from lazytpu.export.program import StableHLOModule

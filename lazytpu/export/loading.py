@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lazytpu.errors import ArtifactError
-from lazytpu.export.arrays import from_npy
 from lazytpu.export.files import EXPORTED, checked, manifest_of, need_flatbuffers
+from lazytpu.export.npy import from_npy
 from lazytpu.export.program import StableHLOModule
 from lazytpu.export.signature import Signature
 

@@ -292,7 +292,7 @@ def _load_executable(loaded: Package, file: _File) -> str:
         inputs.append(jax.ShapeDtypeStruct((2,), jnp.dtype("uint64")))
     try:
         with jax.enable_x64(True):
-            loaded._use(serialized.load(found["facts"], file.read(EXECUTABLE), [], [*weights, *inputs], []))
+            loaded._use(serialized.revived(found["facts"], file.read(EXECUTABLE), [], [*weights, *inputs], []))
     except serialized.CannotLoad as error:
         return f"XLA refuses its executable ({error})"
     return ""

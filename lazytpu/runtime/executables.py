@@ -58,7 +58,7 @@ def executable_for(
 
 def _load(graph: Graph, key: str) -> Executable | None:
     """Load the executable of a graph from the disk cache."""
-    found = lookup.load(key, *compiler.argument_types(graph))
+    found = lookup.find(key, *compiler.argument_types(graph))
     return None if found is None else compiler.executable_of(graph, found[0], load_s=found[1])
 
 

@@ -186,7 +186,7 @@ def test_inside_a_compiled_function(device):
 
 def test_a_large_tensor_in_a_body_is_refused(device):
     from lazytpu.errors import UnsupportedOpError
-    from lazytpu.frontends.control_flow import body_of
+    from lazytpu.frontends.control_flow_kernels import body_of
 
     with pytest.raises(UnsupportedOpError, match="give it as an operand"):
         body_of(lambda x: x + torch.tensor([1.0, 2.0, 3.0]).to(x.device), [((3,), torch.float32)])

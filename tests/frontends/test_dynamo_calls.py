@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazytpu
-from lazytpu.frontends.dynamo import capture
+from lazytpu.frontends.dynamo import entry
 from lazytpu.frontends.dynamo.compiled import CompiledGraph
 from lazytpu.frontends.dynamo.direct import direct_call
 from tests.support.dynamo_marks import FRESH
@@ -87,7 +87,7 @@ def test_the_wrapper_of_aotautograd_is_left_out_where_it_has_nothing_to_do(devic
         calls.append(direct_call(*args))
         return calls[-1]
 
-    monkeypatch.setattr(capture, "direct_call", spy)
+    monkeypatch.setattr(entry, "direct_call", spy)
     x, y = torch.randn(2, 4), torch.randn(4, 2)
     wanted = function(x.clone(), y.clone())
     on_device = x.to(device), y.to(device)

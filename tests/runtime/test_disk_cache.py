@@ -147,7 +147,7 @@ def test_writers_and_readers_of_one_key(folder: Path) -> None:
     seen: set[int] = set()
     deadline = time.monotonic() + 60
     while seen != {1, 2} and time.monotonic() < deadline:
-        found = store.load(KEY)
+        found = store.read_entry(KEY)
         if found is not None:
             header, payload = found
             assert {*payload} == {header["writer"]}
@@ -155,7 +155,7 @@ def test_writers_and_readers_of_one_key(folder: Path) -> None:
     assert writer.wait().returncode == 0
     os.kill(endless.pid, signal.SIGKILL)  # in the middle of a write
     assert endless.wait().returncode == -signal.SIGKILL
-    found = store.load(KEY)
+    found = store.read_entry(KEY)
     assert found is not None and {*found[1]} == {found[0]["writer"]}
     assert seen == {1, 2} and metrics.counter("disk_rejected") == 0
 

@@ -37,10 +37,10 @@ def test_damage_anywhere_is_noticed(folder: Path, data: st.DataObject) -> None:
         damaged = whole[: data.draw(st.integers(0, len(whole) - 1))]
     path.write_bytes(damaged)
     before = metrics.counter("disk_rejected")
-    assert store.load(KEY) is None
+    assert store.read_entry(KEY) is None
     assert metrics.counter("disk_rejected") == before + 1
     path.write_bytes(whole)
-    assert store.load(KEY) is not None
+    assert store.read_entry(KEY) is not None
 
 
 def test_damaged_programs_are_compiled_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -59,7 +59,7 @@ def test_a_sound_file_that_xla_refuses(folder: Path, payload: bytes) -> None:
     first = train()
     for path in files(folder):
         key = path.name.removesuffix(".lazytpu")
-        found = store.load(key)
+        found = store.read_entry(key)
         assert found is not None
         store.store(key, found[0], payload)
     assert again() == first
@@ -72,7 +72,7 @@ def test_a_header_that_does_not_fit(folder: Path, header: dict[str, object]) -> 
     first = train()
     for path in files(folder):
         key = path.name.removesuffix(".lazytpu")
-        found = store.load(key)
+        found = store.read_entry(key)
         assert found is not None
         store.store(key, header, found[1])
     assert again() == first and metrics.counter("disk_hit") == 0
@@ -81,18 +81,18 @@ def test_a_header_that_does_not_fit(folder: Path, header: dict[str, object]) -> 
 def test_a_file_under_another_name(folder: Path) -> None:
     store.store(KEY, {}, b"x")
     (folder / f"{KEY}.lazytpu").rename(folder / f"{'1' * 64}.lazytpu")
-    assert store.load("1" * 64) is None and metrics.counter("disk_rejected") == 1
+    assert store.read_entry("1" * 64) is None and metrics.counter("disk_rejected") == 1
 
 
 def test_what_is_no_file(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     (folder / f"{KEY}.lazytpu").mkdir()
-    assert store.load(KEY) is None
+    assert store.read_entry(KEY) is None
     if hasattr(os, "mkfifo"):
         os.mkfifo(folder / f"{'1' * 64}.lazytpu")
-        assert store.load("1" * 64) is None  # without waiting for a writer
+        assert store.read_entry("1" * 64) is None  # without waiting for a writer
     (folder / f"{'2' * 64}.lazytpu").symlink_to("/etc/passwd")
-    assert store.load("2" * 64) is None
+    assert store.read_entry("2" * 64) is None
     assert metrics.counter("disk_hit") == 0
 
 
@@ -205,7 +205,7 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(store.Path, "home", homeless)
     store.store(KEY, {}, b"x")
-    assert store.load(KEY) is None and metrics.counter("disk_error") == 2
+    assert store.read_entry(KEY) is None and metrics.counter("disk_error") == 2
     assert "home" in store.info().problem
 
 
@@ -217,7 +217,7 @@ def test_the_least_recently_used_go(folder: Path, monkeypatch: pytest.MonkeyPatc
     for i, key in enumerate(keys):
         store.store(key, {}, random.Random(i).randbytes(10_000))
         os.utime(folder / f"{key}.lazytpu", (1000 + i, 1000 + i))
-    assert store.load(keys[0]) is not None  # used, so the second is the oldest now
+    assert store.read_entry(keys[0]) is not None  # used, so the second is the oldest now
     monkeypatch.setattr(config, "disk_cache_bytes", 45_000)
     store.store("4" * 64, {}, random.Random(4).randbytes(10_000))
     assert [path.name[0] for path in files(folder)] == ["0", "2", "3", "4"]

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from lazytpu.compat import names
-from lazytpu.export.arrays import from_npy, to_npy
 from lazytpu.export.files import serialized
 from lazytpu.export.loading import deserialized
+from lazytpu.export.npy import from_npy, to_npy
 from lazytpu.export.program import StableHLOModule, stablehlo
 from lazytpu.export.signature import ArraySpec, Signature, as_dtype
 from lazytpu.export.tensorflow import save_as_saved_model

@@ -12,8 +12,8 @@ from lazytpu import random
 from lazytpu.config import config
 from lazytpu.dispatch import cpu_fallback
 from lazytpu.errors import UnsupportedOpError
-from lazytpu.frontends.dynamo.dump import dump
-from lazytpu.frontends.dynamo.program import CapturedProgram, Result, Shortcut, program_of, results_of
+from lazytpu.frontends.dynamo.captured_program import CapturedProgram, Result, Shortcut, program_of, results_of
+from lazytpu.frontends.dynamo.dump_module import dump
 from lazytpu.frontends.dynamo.sizes import has_symbols, with_sizes
 from lazytpu.frontends.fx.graph import unsupported_ops
 from lazytpu.ir.tree import trace

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lazytpu.config import config
+from lazytpu.frontends.dynamo.captured_program import results_of
 from lazytpu.frontends.dynamo.compiled import CompiledGraph
-from lazytpu.frontends.dynamo.program import results_of
 from lazytpu.ir.tree import trace
 from lazytpu.observe.metrics import count_hit
 from lazytpu.runtime import executables, launch

@@ -12,7 +12,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.matmul import product
-from lazytpu.lowering.rules.random import mask
+from lazytpu.lowering.rules.random_numbers import mask
 from lazytpu.lowering.support import attention_blocks as blocks
 from lazytpu.lowering.support.operands import compute_dtype
 

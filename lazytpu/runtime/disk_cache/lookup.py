@@ -36,7 +36,7 @@ def key_of(graph: Graph) -> str:
     return key
 
 
-def load(
+def find(
     key: str,
     donated: Sequence[serialized.Typed],
     retained: Sequence[serialized.Typed],
@@ -46,18 +46,18 @@ def load(
 
     Args:
         key: from `key_of`.
-        donated, retained, scalars: types of the arguments, as `lazytpu.runtime.disk_cache.serialized.load` takes them.
+        donated, retained, scalars: types of the arguments, as `serialized.revived` takes them.
     """
     if not key:
         return None
     start = time.perf_counter()
-    found = prefetch.take(key) or store.load(key)
+    found = prefetch.take(key) or store.read_entry(key)
     if found is None:
         return None
     found[0].pop(_MADE_BY, None)
     try:
         with uninterrupted(), jax.enable_x64(True):
-            compiled = serialized.load(found[0], found[1], donated, retained, scalars)
+            compiled = serialized.revived(found[0], found[1], donated, retained, scalars)
     except serialized.CannotLoad as error:
         store.reject(key, str(error))
         return None

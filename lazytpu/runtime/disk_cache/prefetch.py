@@ -98,7 +98,7 @@ def _read(device: object, futures: dict[str, Future[Found | None]]) -> None:
 
 
 def _found(key: str, device: object) -> tuple[Found | None, int]:
-    """Return what is kept under a key, and its size; None where anything is wrong, which `store.load` reports."""
+    """Return what is kept under a key, and its size; None where anything is wrong, which `store.read_entry` reports."""
     try:
         facts, data = store.read(key)
         return (facts, serialized.deserialized(facts, data, device)), len(data)

@@ -203,7 +203,7 @@ class Typed(Protocol):
         """Return the dtype."""
 
 
-def load(
+def revived(
     facts: dict[str, Any], made: Any, given: Sequence[Typed], kept: Sequence[Typed], packs: Sequence[Typed | None]
 ) -> jax.stages.Compiled:
     """Return the executable that `dump` serialized, called with (given, kept, *packs).

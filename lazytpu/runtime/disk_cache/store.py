@@ -133,7 +133,7 @@ def clear() -> int:
     return deleted
 
 
-def load(key: str) -> tuple[dict[str, Any], bytes] | None:
+def read_entry(key: str) -> tuple[dict[str, Any], bytes] | None:
     """Return the header and the bytes kept under a key, or None, counted as ``disk_miss``.
 
     A file that is damaged, or not this user's alone, is counted as ``disk_rejected``, too.
@@ -156,7 +156,7 @@ def load(key: str) -> tuple[dict[str, Any], bytes] | None:
 
 
 def read(key: str) -> tuple[dict[str, Any], bytes]:
-    """Do as `load`, but count nothing.
+    """Do as `read_entry`, but count nothing.
 
     Raises:
         Exception: there is no such file, or it must not be used.

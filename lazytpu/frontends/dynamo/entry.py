@@ -11,9 +11,9 @@ import torch
 from lazytpu.dispatch.composites import FUSED
 from lazytpu.frontends.dynamo.compiled import CompiledGraph
 from lazytpu.frontends.dynamo.direct import direct_call
-from lazytpu.frontends.dynamo.dump import positions_of, weight_names
+from lazytpu.frontends.dynamo.dump_module import positions_of, weight_names
 from lazytpu.frontends.dynamo.hit import boxed
-from lazytpu.frontends.dynamo.padding import PaddedGraph, Sizes, sizes_of
+from lazytpu.frontends.dynamo.padded_batches import PaddedGraph, Sizes, sizes_of
 from lazytpu.frontends.dynamo.partition import partition
 
 
