@@ -23,6 +23,7 @@ from lazytpu.dispatch import (
     generated,
     geometry,
     indices,
+    recurrent,
 )
 from lazytpu.dispatch.general import functional, in_place, view
 from lazytpu.dispatch.handwritten import special
@@ -71,6 +72,7 @@ def register() -> None:
     accelerator.register()
     meta_kernels.register()
     _register_kernels()
+    recurrent.register()
     custom_ops.register()
     extensions.register()
     collectives.register()

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from lazytpu.errors import GraphBreakError
+from lazytpu.errors import GraphBreakError, LazyTPUError
 from lazytpu.frontends.dynamo import backend
 
-_MANY = 1 << 30
+_LIMITS = dict.fromkeys(("recompile_limit", "accumulated_recompile_limit"), 1 << 30)
+_RECURRENT = "RNN, GRU, or LSTM"
 _BRANCH = "torch.where where both sides can be computed, else torch.cond; torch.while_loop for a loop"
 _SIZE = "torch.while_loop or scan for the loop, a fixed size for the shape; a Python number that is an argument: static"
 _OTHER = "take it out of the function, or use torch.compile(..., backend='lazytpu'), which goes on after it"
@@ -72,7 +73,7 @@ class _Jit:
             name = getattr(function, "__qualname__", repr(function))
             raise ValueError(f"static: {name} has no argument {', '.join(sorted(unknown))}")
         self._static = static
-        self._crowded = False  # more programs were compiled than torch allows for by itself
+        self._allowed: dict[str, Any] = {}  # what Dynamo is to take that it would not by itself
         self._compiled: Any = torch.compile(
             function, backend=backend, fullgraph=True, dynamic=False, options={"fullgraph": True}
         )
@@ -90,13 +91,21 @@ class _Jit:
         from torch._dynamo import config, exc  # a second to import, and torch.compile has done it
 
         try:
-            if not self._crowded:
+            while True:
                 try:
-                    return self._compiled(*args, **kwargs)
+                    if not self._allowed:
+                        return self._compiled(*args, **kwargs)
+                    with config.patch(self._allowed):
+                        return self._compiled(*args, **kwargs)
                 except exc.FailOnRecompileLimitHit:  # the limit is for guards that fail by mistake
-                    self._crowded = True
-            with config.patch(recompile_limit=_MANY, accumulated_recompile_limit=_MANY):
-                return self._compiled(*args, **kwargs)
+                    more = _LIMITS
+                except exc.Unsupported as error:  # whose steps it would write one by one on other devices
+                    if _RECURRENT not in str(error):
+                        raise
+                    more = {"allow_rnn": True}
+                if more.items() <= self._allowed.items():
+                    raise LazyTPUError(f"Dynamo did not heed {more}")
+                self._allowed |= more
         except (exc.Unsupported, exc.UserError) as error:
             raise _explained(error) from None
 

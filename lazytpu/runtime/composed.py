@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lazytpu.ir.tree import Node
+from lazytpu.runtime.recurrent_kernels import KERNELS
 
 aten = torch.ops.aten
 _Results = Sequence[Tensor | None]
@@ -112,5 +113,6 @@ COMPOSED: dict[torch._ops.OpOverload, Callable[..., _Results]] = {
     aten.linear_backward.default: _linear_backward,
     aten._scaled_dot_product_fused_attention_overrideable.default: _attention,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _attention_backward,
+    **KERNELS,
 }
 """Op to a function of its arguments that returns its results."""

@@ -21,7 +21,7 @@ from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.passes.clone import cloned, replaced
 from lazytpu.runtime import client, compiler, executables, launch
 from lazytpu.runtime.client import Buffer, ScalarArray, Scalars
-from lazytpu.runtime.composed import is_random
+from lazytpu.runtime.composed import COMPOSED, is_random
 from lazytpu.runtime.cpu_kernels import call_kernel, laid_out, plain_torch, scalar_operand
 from lazytpu.runtime.executable import Executable
 
@@ -124,7 +124,10 @@ class _Run:
 
 def needs_rule(node: Node) -> bool:
     """Return whether an op gives other results by a kernel of torch's, or has none."""
-    return is_random(node) or has_body(node) or getattr(node.op.recorded, "namespace", "") not in ("aten", "prims")
+    if is_random(node) or has_body(node):
+        return True
+    op = node.op.recorded
+    return op not in COMPOSED and getattr(op, "namespace", "") not in ("aten", "prims")
 
 
 def alone(node: Node) -> tuple[Graph, list[Value], list[Number]]:

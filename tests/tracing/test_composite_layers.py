@@ -1,4 +1,4 @@
-"""Layers made of many ops, recurrent ones and transformers, train on the device as on the CPU."""
+"""Layers made of many ops, recurrent cells and transformers, train on the device as on the CPU."""
 
 from __future__ import annotations
 
@@ -22,44 +22,6 @@ def train(device, make, forward, steps=2, lr=0.05):
         optimizer.step()
         losses.append(loss.detach())
     return losses, outputs, [p.grad for p in model.parameters()]
-
-
-RNNS = {
-    "LSTM": lambda: nn.LSTM(3, 4),
-    "LSTM_deep": lambda: nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True),
-    "LSTM_projected": lambda: nn.LSTM(3, 4, proj_size=2),
-    "LSTM_without_bias": lambda: nn.LSTM(3, 4, bias=False),
-    "GRU": lambda: nn.GRU(3, 4),
-    "GRU_deep": lambda: nn.GRU(3, 4, num_layers=2, bidirectional=True),
-    "RNN_tanh": lambda: nn.RNN(3, 4),
-    "RNN_relu": lambda: nn.RNN(3, 4, nonlinearity="relu"),
-}
-
-
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")  # on the CPU
-@pytest.mark.parametrize("name", RNNS)
-def test_recurrent_layers(name):
-    check(lambda device: train(device, RNNS[name], lambda m: m(given(device, (3, 2, 3)))), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "enforce_sorted"), [("LSTM_deep", False), ("GRU", True)])
-def test_packed_sequences(name, enforce_sorted):
-    def program(device):
-        first = "batch_first" in RNNS[name]().__dict__ and RNNS[name]().batch_first
-        lengths = torch.tensor([3, 2, 1] if enforce_sorted else [2, 3, 1])
-        x = given(device, (3, 3, 3))
-
-        def forward(model):
-            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=enforce_sorted)
-            out, state = model(packed)
-            padded, sizes = nn.utils.rnn.pad_packed_sequence(out, batch_first=first)
-            assert sizes.tolist() == lengths.tolist()
-            return padded, state
-
-        losses, outputs, grads = train(device, RNNS[name], forward)
-        return losses, outputs, grads, x.grad
-
-    check(program, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["LSTMCell", "GRUCell", "RNNCell"])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lazytpu.dispatch.composites import FUSED
+from lazytpu.dispatch.recurrent import TRACED
 from lazytpu.frontends.dynamo.compiled import CompiledGraph
 from lazytpu.frontends.dynamo.direct import direct_call
 from lazytpu.frontends.dynamo.dump_module import positions_of, weight_names
@@ -44,6 +45,9 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[object], **op
     # torch._dynamo takes a second to import, and is there when this is called
     from torch._dynamo.backends.common import aot_autograd
 
+    for function, as_one in TRACED.items():
+        for node in module.graph.find_nodes(op="call_function", target=function):
+            node.target = as_one
     names = weight_names(module)
     made: list[tuple[CompiledGraph | PaddedGraph, Any]] = []
 

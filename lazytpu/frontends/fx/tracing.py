@@ -14,6 +14,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_f
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from lazytpu.dispatch.recurrent import TracedAsOne
 from lazytpu.lowering.decompose import Undecomposed
 
 _PASS_ON = {
@@ -131,7 +132,8 @@ def trace_module(
             with mode:
                 fakes = [torch.empty(t.size, dtype=t.dtype, device=device) for t in (*types, *more)]
             functional = dispatch_functionalize(function, FunctionalTensorMode())
-            with enable_python_dispatcher():  # it has the form of batch norm that says that it changes the statistics
+            # The dispatcher in Python has the form of batch norm that says that it changes the statistics.
+            with TracedAsOne(), enable_python_dispatcher():
                 return make_fx(functional, decomposition_table=Undecomposed(), tracing_mode="fake")(*fakes)
 
     with torch.no_grad():

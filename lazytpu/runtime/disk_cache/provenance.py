@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.subgraph import Subgraph
+from lazytpu.ir.subgraph import Subgraph, has_body
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.lowering.decompose import decomposition_of
 from lazytpu.lowering.registry import lowered_ops, rule_of
@@ -37,13 +37,18 @@ def is_portable(graph: Graph) -> bool:
 
 def _is_portable(node: Node, own_rules_only: bool) -> bool:
     op = node.op.recorded
-    if op.namespace not in _NAMESPACES:
+    if op.namespace not in _NAMESPACES and (has_body(node) or not _is_of_lowering(op)):
         return False
     if rule_of(op) is not None:
         known = own_rules_only or _is_own_rule(op)
     else:  # a decomposition ends in any rules
         known = own_rules_only and _is_decomposed_by_torch(op)
     return known and _is_plain(node.args) and _is_plain(list(node.kwargs.values()))
+
+
+def _is_of_lowering(op: Any) -> bool:
+    """Return whether an op is this package's own and its rule among those of `sources_digest`."""
+    return op.namespace == "lazytpu" and getattr(rule_of(op), "__module__", "").startswith("lazytpu.lowering.")
 
 
 def _is_own_rule(op: Any) -> bool:

@@ -1,0 +1,126 @@
+"""The cells of recurrent layers, LSTM, GRU and plain RNN: one step and its gradient, for any kind of arrays.
+
+`Arrays` says what is done with arrays: a lowering rule gives jax's, and torch's where a graph is interpreted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from lazytpu.lowering.registry import Arg
+
+Array: TypeAlias = Arg
+State: TypeAlias = tuple[Array, ...]
+New: TypeAlias = tuple[State, tuple[Array, ...]]
+"""A new state, and what is kept of the step."""
+Step: TypeAlias = Callable[[State, Sequence[Array]], New]
+Grads: TypeAlias = tuple[Array, Array, tuple[Array | None, ...]]
+"""Gradients of the input gates, of the hidden gates, and of the state before, as far as the gates do not lead to it."""
+
+
+class Arrays(Protocol):
+    """What the loops do with arrays, which are of the type to compute in."""
+
+    def product(self, x: Array, weight: Array) -> Array:
+        """Return ``x @ weight``."""
+
+    def outer(self, grad: Array, x: Array) -> Array:
+        """Return ``grad.T @ x``, summed over all dimensions but the last."""
+
+    def total(self, grad: Array) -> Array:
+        """Return the sum over all dimensions but the last."""
+
+    def loop(self, step: Step, state: State, xs: Sequence[Array], reverse: bool) -> tuple[State, Sequence[Array]]:
+        """Return the last state, and what each step gives, stacked; ``reverse`` begins at the end of ``xs``."""
+
+    def sigmoid(self, x: Array) -> Array: ...
+    def tanh(self, x: Array) -> Array: ...
+    def relu(self, x: Array) -> Array: ...
+    def split(self, x: Array, parts: int) -> Sequence[Array]: ...
+    def concatenate(self, xs: Sequence[Array], axis: int) -> Array: ...
+    def zeros_like(self, x: Array) -> Array: ...
+    def where(self, mask: Array, x: Array, y: Array | float) -> Array: ...
+    def take(self, x: Array, rows: Array) -> Array: ...
+    def arange(self, n: int) -> Array: ...
+    def cumsum(self, x: Array) -> Array: ...
+    def count_up_to(self, ends: Array, places: Array) -> Array:
+        """Return for each place how many of the ascending ``ends`` are not above it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of layer.
+
+    Attributes:
+        states: what the state is made of: an output, and for the LSTM a cell.
+        gates: how many the rows of a weight are divided into.
+        kept: how many arrays like the state are kept of a step for its gradient.
+        forward: (arrays, input gates, hidden gates, state) to the new state and what is kept.
+        backward: (arrays, gradients of the new state, what was kept, state before, state after) to gradients.
+        shares_gates: input gates and hidden gates are added, so they have one gradient.
+    """
+
+    states: int
+    gates: int
+    kept: int
+    forward: Callable[[Arrays, Array, Array, State], New]
+    backward: Callable[[Arrays, State, Sequence[Array], State, State], Grads]
+    shares_gates: bool = True
+
+
+def _lstm(m: Arrays, of_input: Array, of_hidden: Array, state: State) -> New:
+    i, f, g, o = m.split(of_input + of_hidden, 4)
+    i, f, g, o = m.sigmoid(i), m.sigmoid(f), m.tanh(g), m.sigmoid(o)
+    c = f * state[1] + i * g
+    return (o * m.tanh(c), c), (i, f, g, o)
+
+
+def _lstm_backward(m: Arrays, grads: State, kept: Sequence[Array], before: State, after: State) -> Grads:
+    i, f, g, o = kept
+    t = m.tanh(after[1])
+    of_c = grads[1] + grads[0] * o * (1 - t * t)
+    parts = of_c * g * i * (1 - i), of_c * before[1] * f * (1 - f), of_c * i * (1 - g * g), grads[0] * t * o * (1 - o)
+    gates = m.concatenate(parts, -1)
+    return gates, gates, (None, of_c * f)
+
+
+def _gru(m: Arrays, of_input: Array, of_hidden: Array, state: State) -> New:
+    (ir, iz, n), (hr, hz, hn) = m.split(of_input, 3), m.split(of_hidden, 3)
+    r, z = m.sigmoid(ir + hr), m.sigmoid(iz + hz)
+    n = m.tanh(n + r * hn)
+    return (n + z * (state[0] - n),), (r, z, n, hn)
+
+
+def _gru_backward(m: Arrays, grads: State, kept: Sequence[Array], before: State, after: State) -> Grads:
+    r, z, n, hn = kept
+    of_n = grads[0] * (1 - z) * (1 - n * n)
+    of_z = grads[0] * (before[0] - n) * z * (1 - z)
+    of_r = of_n * hn * r * (1 - r)
+    return m.concatenate((of_r, of_z, of_n), -1), m.concatenate((of_r, of_z, of_n * r), -1), (grads[0] * z,)
+
+
+def _rnn(function: str) -> Callable[[Arrays, Array, Array, State], New]:
+    def forward(m: Arrays, of_input: Array, of_hidden: Array, state: State) -> New:
+        return (getattr(m, function)(of_input + of_hidden),), ()
+
+    return forward
+
+
+def _tanh_backward(m: Arrays, grads: State, kept: Sequence[Array], before: State, after: State) -> Grads:
+    gates = grads[0] * (1 - after[0] * after[0])
+    return gates, gates, (None,)
+
+
+def _relu_backward(m: Arrays, grads: State, kept: Sequence[Array], before: State, after: State) -> Grads:
+    gates = m.where(after[0] > 0, grads[0], 0.0)
+    return gates, gates, (None,)
+
+
+CELLS = {
+    "lstm": Cell(2, 4, 4, _lstm, _lstm_backward),
+    "gru": Cell(1, 3, 4, _gru, _gru_backward, shares_gates=False),
+    "rnn_tanh": Cell(1, 1, 0, _rnn("tanh"), _tanh_backward),
+    "rnn_relu": Cell(1, 1, 0, _rnn("relu"), _relu_backward),
+}
