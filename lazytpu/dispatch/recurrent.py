@@ -22,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from lazytpu.dispatch.composites import FUSED
 from lazytpu.dispatch.general import META, Kernel, functional
-from lazytpu.ir.op_schema import OpOverload, aten
-from lazytpu.lowering.registry import Arg
+from lazytpu.ir.op_schema import Arg, OpOverload, aten
 from lazytpu.lowering.rules.recurrent_layers import BACKWARD, FORWARD, library
 from lazytpu.lowering.support.recurrence import Stack
 from lazytpu.tensors.tensor import LazyTensor

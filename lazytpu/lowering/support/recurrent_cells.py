@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from lazytpu.lowering.registry import Arg
+from lazytpu.ir.op_schema import Arg
 
 Array: TypeAlias = Arg
 State: TypeAlias = tuple[Array, ...]
