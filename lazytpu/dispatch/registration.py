@@ -22,6 +22,7 @@ from lazytpu.dispatch import (
     foreach_kernels,
     generated,
     geometry,
+    half_fft,
     indices,
     recurrent,
 )
@@ -114,6 +115,8 @@ def _register_kernels() -> None:
         for key in (KEY, f"Autograd{KEY}"):
             library.impl("scaled_dot_product_attention", composites.scaled_dot_product_attention, key)
             library.impl("tensor_split.tensor_indices_or_sections", composites.tensor_split, key)
+            for name, transform in half_fft.kernels():
+                library.impl(name, transform, key)
         # torch's composition of it writes to an `_unsafe_view` of what was given, which is a copy here
         library.impl("kron.out", _made_when_called(lambda: _with_out(aten.kron.out)), KEY)
         library.impl("linear", kernel_for(aten.linear.default), KEY)

@@ -8,7 +8,7 @@ accept (see `CONTENTS`), and share memory where the tensors do that they take th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +23,7 @@ from lazytpu.ir.tree import Number, Value
 from lazytpu.tensors.layout import CONJ, NEG, Layout
 from lazytpu.tensors.storage import Storage, resolve
 from lazytpu.tensors.tensor import LazyTensor, adopt
+from lazytpu.tracing.cuda_dtypes import stand_ins
 
 Contents = Callable[[torch.Tensor], None]
 Resize = Callable[[int], int]
@@ -61,6 +62,7 @@ class _Samples:
     device: str
     contents: Contents | None
     resize: Resize | None
+    dtypes: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
     memories: dict[Storage, torch.Tensor] = field(default_factory=dict)
     tensors: dict[tuple[Storage, Layout], torch.Tensor] = field(default_factory=dict)
 
@@ -68,6 +70,8 @@ class _Samples:
         """Return what takes the place of an argument: samples for tensors and scalar inputs, in lists too."""
         if isinstance(x, (list, tuple)):
             return [self.of(e, name, written) for e in x]
+        if isinstance(x, torch.dtype):
+            return self.dtypes.get(x, x)
         if type(x) is Value:
             return self._new(x.layout.size, x.layout.stride, x.layout.dtype, written)
         if type(x) is Number:
@@ -78,6 +82,7 @@ class _Samples:
         return self._new(x.shape, x.stride(), x.dtype, written) if isinstance(x, torch.Tensor) else x
 
     def _new(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, written: bool) -> torch.Tensor:
+        dtype = self.dtypes.get(dtype, dtype)
         if self.resize is not None:
             return self._filled(torch.empty([self.resize(n) for n in size], dtype=dtype, device=self.device))
         if self.contents is not None and not written and prod(size) > LARGE:
@@ -148,6 +153,7 @@ def call_with_samples(
     device: str = "meta",
     contents: Contents | None = None,
     resize: Resize | None = None,
+    dtypes: Mapping[torch.dtype, torch.dtype] | None = None,
 ) -> object:
     """Call an op with samples in place of its arguments, and return its results.
 
@@ -158,8 +164,9 @@ def call_with_samples(
         contents: fills each sample.
         resize: gives the sizes of samples, which are contiguous then; None makes them lie as the tensors do, but for
             large ones that are filled and only read, which take no memory.
+        dtypes: which ones samples have in place of some.
     """
-    samples, written = _Samples(device, contents, resize), written_names(overload)
+    samples, written = _Samples(device, contents, resize, dtypes or {}), written_names(overload)
     names = argument_names(overload)
     with torch.no_grad(), torch._C.DisableTorchFunction(), _outside_forward_ad():
         given = {name: samples.of(x, name, name in written) for name, x in named.items() if name in names}
@@ -177,13 +184,14 @@ def dry_run(overload: OpOverload, named: Mapping[str, object], resize: Resize | 
         What the kernel raises whatever the samples hold.
     """
     state = torch.get_rng_state()
+    dtypes = stand_ins(overload, _dtypes_in(named.values()))
     error: Exception
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for contents in CONTENTS:
                 try:
-                    return call_with_samples(overload, named, "cpu", contents, resize)
+                    return call_with_samples(overload, named, "cpu", contents, resize, dtypes)
                 except Exception as refused:
                     error = refused.with_traceback(None)
                     if isinstance(refused, NotImplementedError):
@@ -194,6 +202,19 @@ def dry_run(overload: OpOverload, named: Mapping[str, object], resize: Resize | 
         raise error
     finally:
         del error  # a cycle of it and this frame would hold the frames that called, and the tensors in them
+
+
+def _dtypes_in(x: Iterable[object]) -> Iterator[torch.dtype]:
+    """Return the dtypes among arguments, and those of their tensors."""
+    for e in x:
+        if isinstance(e, (list, tuple)):
+            yield from _dtypes_in(e)
+        elif type(e) is Value:
+            yield e.layout.dtype
+        elif isinstance(e, torch.dtype):
+            yield e
+        elif isinstance(e, torch.Tensor) or type(e) is Number and isinstance(e.dtype, torch.dtype):
+            yield e.dtype
 
 
 def error_of(overload: OpOverload, named: Mapping[str, object], resize: Resize | None = None) -> Exception | None:

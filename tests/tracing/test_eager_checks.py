@@ -22,6 +22,9 @@ WRONG: dict[str, Call] = {
     "two dtypes": lambda x: torch.mm(x(3, 2), x(2, 3).double()),
     "two dtypes, many elements": lambda x: torch.mm(x(300, 200), x(200, 300).double()),
     "no kernel of this dtype": lambda x: F.gelu(x(3).long()),
+    "no kernel of half precision": lambda x: torch.linalg.qr(x(2, 2).half()),
+    "no kernel of half precision, many elements": lambda x: torch.linalg.qr(x(300, 300).bfloat16()),
+    "no kernel of this dtype, very many elements": lambda x: F.gelu(x(600, 600).long()),
     "no kernel of this dtype, many elements": lambda x: F.gelu(x(300, 300).long()),
     "bitwise on floats": lambda x: x(3) & x(3),
     "order of complex numbers": lambda x: torch.sort(x(3).to(torch.complex64)),
@@ -131,11 +134,13 @@ def test_contents_that_zeros_would_not_have_are_not_refused(device: torch.device
     assert torch.multinomial(torch.ones(3, device=device), 2).shape == (2,)
 
 
-def test_half_precision_is_not_refused_where_only_the_cpu_has_no_kernel(device: torch.device) -> None:
-    x = torch.tensor([[1.0], [2.0]], dtype=torch.float16)
-    _, refused = error_of(torch.cdist, x, x)
+def test_half_precision_is_not_refused_where_cuda_takes_it(device: torch.device) -> None:
+    x = torch.full((1, 1, 2, 2, 2), 3.0, dtype=torch.float16)
+    _, refused = error_of(F.avg_pool3d, x, 2)
     assert isinstance(refused, NotImplementedError)
-    assert torch.cdist(x.to(device), x.to(device)).tolist() == [[0, 1], [1, 0]]
+    assert F.avg_pool3d(x.to(device), 2).tolist() == [[[[[3]]]]]
+    with pytest.raises(RuntimeError, match="stride should not be zero"):  # what else is wrong is still said
+        F.avg_pool3d(x.to(device), 2, stride=0)
 
 
 def test_random_numbers_of_the_cpu_are_not_used_up(device: torch.device) -> None:

@@ -7,6 +7,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
 
@@ -61,6 +62,7 @@ def fft_c2c(out, x, dim, normalization, forward):
 def fft_r2c(out, x, dim, normalization, onesided):
     if x.size == 0:
         return jnp.zeros(out.shape, out.dtype)
+    x = x.astype(compute_dtype(x.dtype))  # XLA has no transform of float16
     dims = _positive(dim, x.ndim)
     last = dims[-1]
     length = x.shape[last]
@@ -94,7 +96,7 @@ def fft_c2r(out, x, dim, normalization, last_dim_size):
         x = jnp.pad(x, [(0, needed - x.shape[d] if d == last else 0) for d in range(x.ndim)])
     result = _last(x, (last,), lambda y: lax.fft(y, lax.FftType.IRFFT, (last_dim_size,)))
     result = result * jnp.asarray(last_dim_size, result.dtype)
-    return _scaled(result, normalization, _size(out.shape, dims))
+    return _scaled(result, normalization, _size(out.shape, dims)).astype(out.dtype)  # float16 of complex32
 
 
 @lowers(aten.fft_fftfreq.default)

@@ -24,6 +24,9 @@ def bincount(out, x, weights=None, minlength=0):
 def _in_steps(x, low, high, bins):
     """Return where ``x`` lies between ``low`` and ``high``, in bins; half precision is rounded after each operation."""
     dtype, wide = x.dtype, compute_dtype(x.dtype)
+    if jnp.issubdtype(dtype, jnp.integer):  # CUDA's alone
+        x, low, high = (a.astype(jnp.int64) for a in (x, low, high))
+        return (x - low) * bins // (high - low)
     x, low, high, bins = (jnp.asarray(a, dtype).astype(wide) for a in (x, low, high, bins))
     part = rounded(rounded(x - low, dtype) * bins, dtype)
     return rounded(part / rounded(high - low, dtype), dtype)

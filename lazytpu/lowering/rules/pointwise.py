@@ -196,7 +196,7 @@ def _abs(out, x):
     if out.dtype == bool or jnp.issubdtype(x.dtype, jnp.unsignedinteger):
         return x
     if is_complex(x.dtype):
-        return complex_functions.absolute(x)
+        return cast(complex_functions.absolute(x), out.dtype)
     return cast(lax.abs(cast(x, compute_dtype(x.dtype))), out.dtype)
 
 
@@ -284,7 +284,7 @@ lowers_each(
 @lowers(aten.angle.default)
 def angle(out, x):
     if is_complex(x.dtype):
-        return lax.atan2(lax.imag(x), lax.real(x))
+        return cast(lax.atan2(lax.imag(x), lax.real(x)), out.dtype)
     x = operand(x, out)
     half_turn = jnp.where(x < 0, cast(math.pi, x.dtype), cast(0, x.dtype))
     return cast(jnp.where(x != x, x, half_turn), out.dtype)

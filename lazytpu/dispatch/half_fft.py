@@ -1,0 +1,46 @@
+"""Fourier transforms of float16, which torch's C++ has for CUDA only: computed in float32, rounded at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from lazytpu.dispatch.outputs import with_out
+from lazytpu.ir.op_schema import OpOverload, aten
+
+_TRANSFORMS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+_HALF = {torch.float32: torch.float16, torch.complex64: torch.complex32}
+
+
+def kernels() -> Iterator[tuple[str, Callable[..., Tensor]]]:
+    """Return the kernel of each of ``torch.fft``'s transforms, with its name in aten."""
+    for transform in _TRANSFORMS:
+        for dims in ("", "2", "n"):
+            name = f"fft_{transform}{dims}"
+            packet = getattr(aten, name)
+            yield name, _kernel(packet.default)
+            yield f"{name}.out", _out_kernel(packet.out, packet.default)
+
+
+def _kernel(overload: OpOverload) -> Callable[..., Tensor]:
+    def transform(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        if x.dtype is not torch.float16:
+            result: Tensor = overload.decompose(x, *args, **kwargs)
+            return result
+        result = overload(x.to(torch.float32), *args, **kwargs)
+        return result.to(_HALF[result.dtype])
+
+    return transform
+
+
+def _out_kernel(overload: OpOverload, twin: OpOverload) -> Callable[..., Tensor]:
+    in_half = with_out(overload, twin)
+
+    def transform(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        kernel = in_half if x.dtype is torch.float16 else overload.decompose
+        result: Tensor = kernel(x, *args, **kwargs)
+        return result
+
+    return transform
