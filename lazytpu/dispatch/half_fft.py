@@ -14,7 +14,7 @@ _TRANSFORMS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 _HALF = {torch.float32: torch.float16, torch.complex64: torch.complex32}
 
 
-def kernels() -> Iterator[tuple[str, Callable[..., Tensor]]]:
+def kernels() -> Iterator[tuple[str, Callable[..., object]]]:
     """Return the kernel of each of ``torch.fft``'s transforms, with its name in aten."""
     for transform in _TRANSFORMS:
         for dims in ("", "2", "n"):
@@ -35,12 +35,13 @@ def _kernel(overload: OpOverload) -> Callable[..., Tensor]:
     return transform
 
 
-def _out_kernel(overload: OpOverload, twin: OpOverload) -> Callable[..., Tensor]:
+def _out_kernel(overload: OpOverload, twin: OpOverload) -> Callable[..., object]:
     in_half = with_out(overload, twin)
 
-    def transform(x: Tensor, *args: object, **kwargs: object) -> Tensor:
-        kernel = in_half if x.dtype is torch.float16 else overload.decompose
-        result: Tensor = kernel(x, *args, **kwargs)
+    def transform(x: Tensor, *args: object, **kwargs: object) -> object:
+        if x.dtype is torch.float16:
+            return in_half(x, *args, **kwargs)
+        result: object = overload.decompose(x, *args, **kwargs)
         return result
 
     return transform

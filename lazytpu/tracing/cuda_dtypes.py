@@ -8,17 +8,14 @@ own lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Mapping
 
 import torch
-
-from lazytpu.ir.op_schema import OpOverload
 
 _HALVES = {torch.float16, torch.bfloat16}
 _INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
-_ONLY_CUDA: Mapping[str, set[torch.dtype]] = {
+ONLY_CUDA: Mapping[str, set[torch.dtype]] = {
     "_fft_c2c": {torch.float16},
     "_fft_c2r": {torch.float16},
     "_fft_r2c": {torch.float16},
@@ -38,7 +35,7 @@ _ONLY_CUDA: Mapping[str, set[torch.dtype]] = {
 }
 """Names of ops, which stand for their gradients too, to the dtypes that only CUDA takes."""
 
-_ASKED = {
+STAND_INS = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.bool: torch.uint8,
@@ -46,17 +43,4 @@ _ASKED = {
     torch.complex128: torch.float64,
     **dict.fromkeys(_INTEGERS, torch.float32),
 }
-_NOTHING: Mapping[torch.dtype, torch.dtype] = {}
-
-
-def stand_ins(overload: OpOverload, dtypes: Iterable[torch.dtype]) -> Mapping[torch.dtype, torch.dtype]:
-    """Return which dtypes to ask the CPU's kernel of an op about in place of some, where only CUDA takes those."""
-    only_cuda = _only_cuda(overload)
-    return {dtype: _ASKED[dtype] for dtype in only_cuda.intersection(dtypes)} if only_cuda else _NOTHING
-
-
-@cache
-def _only_cuda(overload: OpOverload) -> frozenset[torch.dtype]:
-    """Return the dtypes of which CUDA alone has a kernel of an op."""
-    name = overload._schema.name.removeprefix("aten::").rstrip("_")
-    return frozenset(_ONLY_CUDA.get(name.removesuffix("_backward").removesuffix("_functional"), ()))
+"""Which dtype to ask the CPU's kernel about in place of one that only CUDA takes."""

@@ -28,6 +28,7 @@ _JUDGED |= {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.c
 # at strides, which small samples do not have.
 _NOT_RUN = {
     aten._grouped_mm.default,
+    aten._padded_dense_to_jagged_forward.default,
     aten.linalg_lu_solve.default,
     aten.linalg_ldl_solve.default,
     aten.segment_reduce.default,

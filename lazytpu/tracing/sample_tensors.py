@@ -23,7 +23,7 @@ from lazytpu.ir.tree import Number, Value
 from lazytpu.tensors.layout import CONJ, NEG, Layout
 from lazytpu.tensors.storage import Storage, resolve
 from lazytpu.tensors.tensor import LazyTensor, adopt
-from lazytpu.tracing.cuda_dtypes import stand_ins
+from lazytpu.tracing.cuda_dtypes import ONLY_CUDA, STAND_INS
 
 Contents = Callable[[torch.Tensor], None]
 Resize = Callable[[int], int]
@@ -184,7 +184,8 @@ def dry_run(overload: OpOverload, named: Mapping[str, object], resize: Resize | 
         What the kernel raises whatever the samples hold.
     """
     state = torch.get_rng_state()
-    dtypes = stand_ins(overload, _dtypes_in(named.values()))
+    only_cuda = _dtypes_of_cuda(overload)
+    dtypes = {d: STAND_INS[d] for d in only_cuda.intersection(_dtypes_in(named.values()))} if only_cuda else {}
     error: Exception
     try:
         with warnings.catch_warnings():
@@ -202,6 +203,13 @@ def dry_run(overload: OpOverload, named: Mapping[str, object], resize: Resize | 
         raise error
     finally:
         del error  # a cycle of it and this frame would hold the frames that called, and the tensors in them
+
+
+@cache
+def _dtypes_of_cuda(overload: OpOverload) -> frozenset[torch.dtype]:
+    """Return the dtypes of which CUDA has a kernel of an op, and the CPU none."""
+    name = overload._schema.name.removeprefix("aten::").rstrip("_")
+    return frozenset(ONLY_CUDA.get(name.removesuffix("_backward").removesuffix("_functional"), ()))
 
 
 def _dtypes_in(x: Iterable[object]) -> Iterator[torch.dtype]:
