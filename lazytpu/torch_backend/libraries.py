@@ -1,4 +1,7 @@
-"""Say to libraries that know devices by a list of their own that there is one: Accelerate, Trainer, safetensors."""
+"""Say to libraries that know devices by a list of their own that there is one: Accelerate, Trainer, safetensors.
+
+Lightning is in `lightning`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from lazytpu.config import config
+from lazytpu.torch_backend import lightning
 from lazytpu.torch_backend.after_import import after_import
 from lazytpu.tracing.step import mark_step
 
@@ -20,6 +24,7 @@ def register() -> None:
     after_import("accelerate.optimizer", _cut_after_steps)
     after_import("safetensors", _read_to_the_device)
     after_import("safetensors.torch", _open_as_the_package_does)
+    lightning.register()
 
 
 def _choose_the_device(state: ModuleType) -> None:
