@@ -101,6 +101,7 @@ PRIVATE_TORCH = (
 PRIVATE_WHEN_USED = (
     "_dynamo",
     "_functorch.partitioners",
+    "nested._internal.ops",
     "ops._c10d_functional",
     "utils._sympy.interp",
     "utils._sympy.reference",

@@ -9,7 +9,7 @@ import pytest
 from tests.counts import counts
 
 CEILINGS = {
-    "lines of the package": 40_860,
+    "lines of the package": 41_423,
     "lines of its longest file": 400,
     "uses of Any": 740,
     "type: ignore": 49,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from lazytpu.dispatch.general import call_meta, on_other_device, record_new
 from lazytpu.dispatch.handwritten import kernel
+from lazytpu.errors import UnsupportedOpError
 from lazytpu.ir.op_schema import aten, op_of
 from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.tensor import LazyTensor
@@ -79,6 +82,9 @@ def transformer_encoder_layer_fwd(
     mask_type: int | None = None,
 ) -> Tensor:
     """The inference path of ``nn.TransformerEncoderLayer``."""
+    not_padding = _mask_of(src)
+    if not_padding is not None:
+        mask, mask_type = ~not_padding, 1
 
     def attend(x: Tensor) -> Tensor:
         projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
@@ -93,9 +99,11 @@ def transformer_encoder_layer_fwd(
 
     if norm_first:
         src = src + attend(norm(src, norm_weight_1, norm_bias_1))
-        return src + feed_forward(norm(src, norm_weight_2, norm_bias_2))
-    src = norm(src + attend(src), norm_weight_1, norm_bias_1)
-    return norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
+        out = src + feed_forward(norm(src, norm_weight_2, norm_bias_2))
+    else:
+        src = norm(src + attend(src), norm_weight_1, norm_bias_1)
+        out = norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
+    return out if not_padding is None else _with_mask(out, not_padding)
 
 
 FUSED: dict[object, object] = {
@@ -105,10 +113,50 @@ FUSED: dict[object, object] = {
 """Ops of the inference paths of modules to what they are made of, for torch's tracers."""
 
 
+# The inference path of ``nn.TransformerEncoder`` takes the padding out of a batch: it makes a nested tensor of it, and
+# a padded one, with zeros, of the last layer's result.  Here the batch stays as it is and has its mask with it.
+
+
 @kernel("_nested_tensor_from_mask_left_aligned")
 def nested_tensor_from_mask_left_aligned(tensor: Tensor, mask: Tensor) -> bool:
-    """Asked by ``nn.TransformerEncoder`` before it makes a nested tensor, which this device does not have."""
-    return False
+    """Return True, without a read; of which kind the mask is counts in `to_padded_tensor`."""
+    return True
+
+
+@kernel("_nested_tensor_from_mask")
+def nested_tensor_from_mask(tensor: Tensor, mask: Tensor, mask_check: bool = True) -> Tensor:
+    """Return the batch, with the mask of what is no padding."""
+    return _with_mask(tensor.clone(), mask)
+
+
+@kernel("to_padded_tensor")
+def to_padded_tensor(tensor: Tensor, padding: float, output_size: Sequence[int] | None = None) -> Tensor:
+    """Return the batch with its padding filled, where that was at the end of each row."""
+    mask = _mask_of(tensor)
+    if mask is None:
+        raise UnsupportedOpError(
+            "a layer of nn.TransformerEncoder did not take its inference path, without which padding is not known",
+            fix="make the module with enable_nested_tensor=False",
+        )
+    at_the_end = (mask[:, :-1] | ~mask[:, 1:]).all()
+    return tensor.masked_fill((at_the_end & ~mask)[..., None], padding)
+
+
+@kernel("_nested_tensor_from_tensor_list")
+def nested_tensor_from_tensor_list(tensors: Sequence[Tensor], *options: object, **others: object) -> Tensor:
+    """Refuse the strided layout, which is C++ for CPUs and CUDA."""
+    raise UnsupportedOpError(
+        "nested tensors of the strided layout are not on this device", fix="give torch.nested layout=torch.jagged"
+    )
+
+
+def _with_mask(tensor: Tensor, mask: Tensor) -> Tensor:
+    tensor.__dict__["_mask"] = mask
+    return tensor
+
+
+def _mask_of(tensor: Tensor) -> Tensor | None:
+    return tensor.__dict__.get("_mask")
 
 
 def scaled_dot_product_attention(

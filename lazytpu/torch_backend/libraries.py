@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from lazytpu.config import config
-from lazytpu.torch_backend import lightning
+from lazytpu.torch_backend import lightning, nested
 from lazytpu.torch_backend.after_import import after_import
 from lazytpu.tracing.step import mark_step
 
@@ -25,6 +25,7 @@ def register() -> None:
     after_import("safetensors", _read_to_the_device)
     after_import("safetensors.torch", _open_as_the_package_does)
     lightning.register()
+    nested.register()
 
 
 def _choose_the_device(state: ModuleType) -> None:

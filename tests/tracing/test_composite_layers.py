@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import lazytpu
 from tests.support.both_devices import check, given
 
 
@@ -87,6 +88,37 @@ def test_transformer_encoder(norm_first, training):
             ).clone()
 
     check(program, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("with_norm", [True, False])
+def test_transformer_encoder_fills_padding_in_inference(with_norm):
+    at_the_end = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]]).bool()
+
+    def program(device):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8) if with_norm else None).eval().to(device)
+        x = given(device, (3, 5, 8), requires_grad=False)
+        cuts = lazytpu.metrics.counter("cut")
+        with torch.no_grad():
+            masks = [mask.to(device) for mask in (at_the_end, at_the_end.flip(1))]  # zeros are for the first only
+            found = [model(x, src_key_padding_mask=mask) for mask in masks]
+        assert lazytpu.metrics.counter("cut") == cuts
+        return found
+
+    check(program, rtol=1e-4, atol=1e-4)
+    assert bool((program("cpu")[0][0, 3:] == program("cpu")[0][0, 3]).all())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_transformer_encoder_whose_layers_leave_the_inference_path_names_the_switch(device):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1).eval().to(device)
+    model.layers[0].register_forward_hook(lambda *_: None)
+    padding = torch.tensor([[False, True]], device=device)
+    with torch.no_grad(), pytest.raises(lazytpu.errors.UnsupportedOpError, match="enable_nested_tensor=False"):
+        model(torch.ones(1, 2, 8, device=device), src_key_padding_mask=padding)
 
 
 def test_multihead_attention_weights():
