@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 DOCS = Path(__file__).parent.resolve()
-PAGES = (DOCS / "tutorials/read-the-ir-and-the-hlo.md",)
+PAGES = (DOCS / "tutorials/read-the-ir-and-the-hlo.md", DOCS.parent / "README.md")
 PROFILE = DOCS / "how-to/profile.md"
 _CONSOLE = re.compile(r"(?<=^```console\n)\$ python -m lazytpu .*?(?=^```$)", re.M | re.S)
 _TABLE = re.compile(r"(?<=<!-- not run: times differ from run to run -->\n```text\n).*?(?=^```$)", re.M | re.S)
@@ -41,7 +41,7 @@ def console(block: str, folder: Path) -> str:
 
 
 def pictures(report: Path) -> None:
-    """Takes the pictures of a report."""
+    """Takes the pictures of a report, and of that of the demo, which README.md has run beside it."""
     from PIL import Image
     from playwright.sync_api import sync_playwright
 
@@ -57,6 +57,9 @@ def pictures(report: Path) -> None:
             page.screenshot(path=path)
             Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
 
+        page.goto((report.parents[1] / "lazytpu-demo/report.html").as_uri())
+        page.wait_for_selector("html[data-ready=yes]", state="attached")
+        take("demo")
         page.goto(report.as_uri())
         page.wait_for_selector("html[data-ready=yes]", state="attached")
         take("overview")

@@ -15,7 +15,7 @@ def test_the_demo_trains_and_reports(tmp_path: Path) -> None:
     assert losses and losses[-1] < 2.4
     assert re.search(r"^ *\d+ steps +s +share", done.stdout, re.M), done.stdout
     assert sum(int(share) for share in re.findall(r"(\d+)% *$", done.stdout, re.M)) in range(97, 104)
-    assert f"the report: {tmp_path / 'seen/report.html'}" in done.stdout
+    assert f"the report: {Path('seen/report.html')}\n" in done.stdout
     page = (tmp_path / "seen/report.html").read_text()
     assert "lazytpu demo" in page and len(page) > 100_000
     assert "lazytpu.mark_step()" in (tmp_path / "seen/train.py").read_text()

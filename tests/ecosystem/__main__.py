@@ -30,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.ecosystem", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="cases whose name contains one of these, separated by commas")
+    parser.add_argument("--only", default="", help="cases of these names, or whose names contain these, by commas")
     parser.add_argument("--scripts", type=Path, help="folder with checkouts: examples, nanoGPT, minGPT")
     parser.add_argument("--work", type=Path, help="folder where scripts are copied and run; by default one that goes")
     parser.add_argument("--out", type=Path, help="file of outcomes, one a line")
@@ -42,7 +42,8 @@ def main() -> int:
     if options.child:
         libraries.child(options.child)
         return 0
-    chosen = [key for key in CASES if any(part in key for part in options.only.split(","))]
+    parts = options.only.split(",")
+    chosen = [key for key in CASES if any(key == part if part in CASES else part in key for part in parts)]
     if options.list:
         print(*chosen, sep="\n")
         return 0
@@ -56,7 +57,7 @@ def main() -> int:
                 print(page.line(outcome), flush=True)
                 _append(options.out, outcome)
     if options.write:
-        page.write([(CASES[key], known[key]) for key in CASES if key in known])
+        page.write([(case, known.get(key, Outcome(key, "skipped", "not run"))) for key, case in CASES.items()])
     return int(any(known[key].result in ("fails", "differs") for key in chosen))
 
 

@@ -79,7 +79,7 @@ SCRIPTS = [
     Script(
         EXAMPLES,
         "siamese_network",
-        tuple("main.py --epochs 1 --batch-size 128 --test-batch-size 200 --log-interval 8".split()),
+        tuple("main.py --epochs 1 --batch-size 32 --test-batch-size 200 --log-interval 40".split()),
         "1 epoch",
         rf"Average loss: {NUMBER}",
         rtol=0.15,
@@ -95,7 +95,7 @@ SCRIPTS = [
         ),
         "1 epoch of both networks, checkpoints and pictures",
         rf"Loss_D: {NUMBER}",
-        rtol=1.0,
+        rtol=0.1,
         data=("mnist",),
         needs=_VISION,
     ),
@@ -105,7 +105,7 @@ SCRIPTS = [
         tuple("main.py tiny --epochs 2 --batch-size 8 --workers 1 --print-freq 1 --seed 1 --lr 0.01".split()),
         "ResNet-18, 2 epochs of pictures in folders, validation and checkpoints",
         rf"\*\s+Acc@1\s+{NUMBER}",
-        rtol=0.5,
+        rtol=0.25,
         data=("folders",),
         needs=_VISION,
     ),
@@ -343,8 +343,15 @@ def _call(command: tuple[str, ...], where: Path, work: Path, seen: Path) -> str:
     except subprocess.TimeoutExpired:
         raise Failed(f"{command[1:5]}: more than {LIMIT_S} s") from None
     if done.returncode:
-        raise Failed(f"exit code {done.returncode}: {' | '.join(done.stdout.strip().splitlines()[-6:])}")
+        raise Failed(f"exit code {done.returncode}: {_error(done.stdout)}")
     return done.stdout
+
+
+def _error(printed: str) -> str:
+    """Return the line of an output that says what went wrong, or its end."""
+    lines = printed.strip().splitlines()
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    return raised[-1] if raised else " | ".join(lines[-4:])
 
 
 def numbers_of(script: Script, printed: str) -> dict[str, float]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ecosystem import libraries, scripts, training
+from tests.ecosystem import libraries, page, scripts, training
+from tests.ecosystem.__main__ import CASES
 from tests.ecosystem.case import Library, Missing, Outcome, Script, judge, version
 
 
@@ -38,3 +39,15 @@ def test_the_result_of_a_script_is_its_last() -> None:
     assert scripts.numbers_of(script, "loss 3 after 1\nloss 2.5 after all") == {"number 1": 2.5, "number 2": 1.0}
     with pytest.raises(scripts.Failed, match="prints nothing like"):
         scripts.numbers_of(script, "lost")
+
+
+def test_the_page_has_each_case_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = page.PAGE.read_text()
+    for case in CASES.values():
+        assert f"| {case.tried} |" in text, f"{case.key}: python -m tests.ecosystem --only {case.key} --out F --write"
+    monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
+    page.PAGE.write_text("<!-- scripts: written by the sweep -->\nold\n<!-- end -->\nafter\n")
+    case = scripts.SCRIPTS[0]
+    page.write([(case, Outcome(case.key, "fails", "a | b", "1.0"))])
+    written = page.PAGE.read_text()
+    assert "old" not in written and written.endswith("<!-- end -->\nafter\n") and "fails: a \\| b" in written

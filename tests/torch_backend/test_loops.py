@@ -75,3 +75,16 @@ def test_a_compiled_function_of_two_steps_stays_one_program(device: torch.device
     for _ in range(6):
         twice()
     assert lazytpu.metrics.counter("replay") - before >= 2, lazytpu.explain()
+
+
+@pytest.mark.parametrize("log", [float, torch.Tensor.item, str, lambda loss: f"{loss:.3f}", torch.Tensor.tolist])
+def test_a_loss_of_the_step_that_ended_is_logged_without_a_cut(
+    device: torch.device, log: Callable[[torch.Tensor], object]
+) -> None:
+    loss = torch.ones(2, 2, device=device).sum()
+    lazytpu.mark_step()
+    newer = torch.ones(3, device=device) * 2  # recorded meanwhile, for the next step
+    before = [lazytpu.metrics.counter(name) for name in ("cut", "execute")]
+    assert "4" in str(log(loss))
+    assert [lazytpu.metrics.counter(name) for name in ("cut", "execute")] == before
+    assert newer.tolist() == [2, 2, 2]

@@ -51,7 +51,7 @@ def demo(
     dump = open_dump(graphs)
     write_report(dump, page, title="lazytpu demo")
     _summarize(dump)
-    typer.echo(f"the report: {page.resolve()}")
+    typer.echo(f"the report: {page}")
     if show:
         webbrowser.open(page.resolve().as_uri())
 
