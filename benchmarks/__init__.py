@@ -9,7 +9,7 @@ Run from the root of the repository:
     python -m benchmarks.allocation    what fresh pages cost, and what is done about them
     python -m benchmarks.cpu_lowerings beside eager and jax, ops that are lowered in ways of their own on CPUs
     python -m benchmarks.attention_blocks, python -m benchmarks.conv_lowerings, python -m benchmarks.integer_conv,
-    python -m benchmarks.sort_lowerings
+    python -m benchmarks.sort_lowerings, python -m benchmarks.recurrent
                                        the measurements behind the choice of lowerings
     python -m benchmarks.gpu_check     what to run on a machine with a GPU
 """
