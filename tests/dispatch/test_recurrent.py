@@ -14,7 +14,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves
 
 import lazytpu
+from lazytpu.diagnosis import events
 from lazytpu.export.convert import convert
+from lazytpu.runtime.disk_cache.provenance import is_portable
 from tests.support.both_devices import check, close, given
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")  # on the CPU
@@ -167,6 +169,12 @@ def test_equal_totals_share_a_program() -> None:
     twos, one = run([3, 2, 2])[0, 1:], run([3, 3, 1])[0, 2]
     assert torch.equal(twos[0], twos[1]) and not torch.equal(twos[0], one)
     assert lazytpu.metrics.counter("compile") == 0
+
+
+def test_programs_may_be_kept_on_disk() -> None:
+    with torch.no_grad():
+        nn.RNN(3, 4).to("tpu")(torch.ones(2, 1, 3).to("tpu"))[0].cpu()
+    assert is_portable(events.compilations[-1].executable.graph)
 
 
 def test_gradients_of_gradients(interpreted: None) -> None:
