@@ -11,8 +11,8 @@ from tests.counts import counts
 CEILINGS = {
     "lines of the package": 41_423,
     "lines of its longest file": 400,
-    "uses of Any": 740,
-    "type: ignore": 49,
+    "uses of Any": 730,
+    "type: ignore": 47,
     "lines of the longest test file": 500,
     "slow tests that slow.txt does not list": 2,  # where conftest.py marks the listed, and operators by their names
 }

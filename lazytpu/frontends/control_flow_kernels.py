@@ -138,20 +138,20 @@ def _while_loop_stack_output(cond: Body, body: Body, carried: Sequence[Any], add
         return while_loop_dense(cond, body, carried, additional, stack_output=True)
     n = len(carried)
 
-    def goes_on(turns: torch.Tensor, *rest: torch.Tensor) -> Any:
+    def goes_on(iterations: torch.Tensor, *rest: torch.Tensor) -> Any:
         return cond(*rest)
 
-    def counted(turns: torch.Tensor, *rest: torch.Tensor) -> Any:
-        return turns + 1, *body(*rest)
+    def counted(iterations: torch.Tensor, *rest: torch.Tensor) -> Any:
+        return iterations + 1, *body(*rest)
 
     zero = torch.zeros((), dtype=torch.int64, device=carried[0].device)
-    turns = int(read(_call(TABLE[while_loop_op], goes_on, counted, [zero, *carried], additional)[0], "while_loop"))
-    if not turns:
+    iterations = int(read(_call(TABLE[while_loop_op], goes_on, counted, [zero, *carried], additional)[0], "while_loop"))
+    if not iterations:
         return tuple([x.unsqueeze(0).clone() for x in carried])
 
     def step(*rest: torch.Tensor) -> Any:
         results = body(*rest[:n], *rest[n + 1 :])
         return *results, *[x.clone() for x in results]
 
-    index = torch.arange(turns, device=carried[0].device)
+    index = torch.arange(iterations, device=carried[0].device)
     return tuple(_call(TABLE[scan_op], step, list(carried), [index], additional)[n:])

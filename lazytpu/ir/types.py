@@ -47,10 +47,6 @@ class TensorType:
         strides = "" if self.contiguous else f"{{{','.join(map(str, self.stride))}}}"
         return f"{short_name(self.dtype)}[{','.join(map(str, self.size))}]{strides}"
 
-    def same_as(self, other: TensorType) -> bool:
-        """Whether sizes, strides and dtype are equal."""
-        return (self.size, self.stride, self.dtype) == (other.size, other.stride, other.dtype)
-
 
 def contiguous_stride(size: Sequence[int]) -> Size:
     """Row-major strides, as torch gives them (a size of 0 counts as 1)."""

@@ -124,7 +124,6 @@ _VIEW_AS_COMPLEX = op_of(aten.view_as_complex.default)
 _VIEW_AS_REAL = op_of(aten.view_as_real.default)
 _CONJ = op_of(aten._conj.default)
 _NEG = op_of(aten.neg.default)
-_COMPLEX = op_of(aten.complex.default)
 _REAL, _IMAG = op_of(aten.real.default), op_of(aten.imag.default)
 
 

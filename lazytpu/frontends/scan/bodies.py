@@ -1,4 +1,4 @@
-"""The two bodies of a loop over layers, made of the path that one turn of it recorded."""
+"""The two bodies of a loop over layers, made of the path that one iteration of it recorded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`scan_layers`: equal layers, one after the other, as one loop that is compiled once whatever their number.
 
-The first layer runs once, forward and backward, on tensors that stand for one turn of the loop.  What it records on
-a path of its own becomes two bodies: the forward one also gives what the backward one needs of it, or, where that
+The first layer runs once, forward and backward, on tensors that stand for one iteration of the loop.  What it records
+on a path of its own becomes two bodies: the forward one also gives what the backward one needs of it, or, where that
 is to be computed again, the backward one begins with the forward one's ops.  Two nodes in the graph hold them.
 """
 
@@ -70,9 +70,9 @@ def scan_layers(layers: Sequence[nn.Module], x: torch.Tensor, *args: Any, checkp
         return x
     own = [list(tensors_of(layer).values()) for layer in layers]
     constants = [a for a in args if is_device_tensor(a)]
-    turn = _Turn(layers[0], x, args, checkpoint)
+    iteration = _Iteration(layers[0], x, args, checkpoint)
     flat = [t for tensors in own for t in tensors]
-    return _Scan.apply(turn, len(layers), x, *constants, *flat)  # type: ignore[no-any-return, no-untyped-call]
+    return _Scan.apply(iteration, len(layers), x, *constants, *flat)  # type: ignore[no-any-return, no-untyped-call]
 
 
 _roots: dict[torch.dtype, Node] = {}  # by torch's default dtype, which decides types and is in no key
@@ -82,8 +82,8 @@ _MAX_BODIES = 256
 _ATTEMPTS = 20
 
 
-class _Turn:
-    """One turn of the loop, recorded apart.
+class _Iteration:
+    """One iteration of the loop, recorded apart.
 
     Attributes:
         bodies: what it was made into.
@@ -297,31 +297,31 @@ class _Scan(torch.autograd.Function):
     """The loop and its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, turn: _Turn, layers: int, x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        bodies = turn.bodies
-        constants, own = tensors[: turn.constants], tensors[turn.constants :]
+    def forward(ctx: Any, iteration: _Iteration, layers: int, x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        bodies = iteration.bodies
+        constants, own = tensors[: iteration.constants], tensors[iteration.constants :]
         captured = [_tensor_of(v) for v in bodies.captured]
-        layouts = (turn.layout, *[_stacked(v, layers) for v in bodies.kept], *[_KEY] * bodies.random)
-        bound = [bodies.forward, x, own, [*constants, *captured], turn.numbers, layers, len(bodies.kept)]
+        layouts = (iteration.layout, *[_stacked(v, layers) for v in bodies.kept], *[_KEY] * bodies.random)
+        bound = [bodies.forward, x, own, [*constants, *captured], iteration.numbers, layers, len(bodies.kept)]
         y, *saved = _record(_FORWARD[bodies.random], bound, layouts)
-        ctx.turn, ctx.layers, ctx.saved = turn, layers, len(saved)
+        ctx.iteration, ctx.layers, ctx.saved = iteration, layers, len(saved)
         ctx.save_for_backward(*saved, *captured, *tensors)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        turn, layers = ctx.turn, ctx.layers
-        bodies: Bodies = turn.bodies
+        iteration, layers = ctx.iteration, ctx.layers
+        bodies: Bodies = iteration.bodies
         assert bodies.backward is not None
         saved, rest = ctx.saved_tensors[: ctx.saved], ctx.saved_tensors[ctx.saved :]
         captured, tensors = rest[: len(bodies.captured)], rest[len(bodies.captured) :]
-        constants, own = tensors[: turn.constants], tensors[turn.constants :]
+        constants, own = tensors[: iteration.constants], tensors[iteration.constants :]
         each = len(own) // layers
         kept, key = saved[: len(bodies.kept)], saved[len(bodies.kept) :]
-        layouts = (turn.layout, *[_layout_of(constants[i]) for i in bodies.sums])
+        layouts = (iteration.layout, *[_layout_of(constants[i]) for i in bodies.sums])
         layouts += tuple([_stacked(_layout_of(own[i]), layers) for i in bodies.learned])
-        bound = [bodies.backward, grad, kept, own, [*constants, *captured], turn.numbers, key, layers, bodies.sums]
+        bound = [bodies.backward, grad, kept, own, [*constants, *captured], iteration.numbers, key, layers, bodies.sums]
         dx, *found = _record(_BACKWARD, bound, layouts)
         of_constants: list[torch.Tensor | None] = [None] * len(constants)
         of_own: list[torch.Tensor | None] = [None] * len(own)
