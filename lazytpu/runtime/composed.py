@@ -109,7 +109,8 @@ def _has_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return len(sizes) == len(heads) == 1 and all(x.is_floating_point() and x.numel() for x in (query, key, value))
 
 
-COMPOSED: dict[torch._ops.OpOverload, Callable[..., _Results]] = {
+COMPOSED: dict[torch._ops.OpOverload, Callable[..., Tensor | _Results]] = {
+    aten._efficientzerotensor.default: torch.zeros,  # torch's own has no memory
     aten.linear_backward.default: _linear_backward,
     aten._scaled_dot_product_fused_attention_overrideable.default: _attention,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _attention_backward,

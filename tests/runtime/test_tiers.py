@@ -192,6 +192,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "half precision": lambda x: (x.bfloat16() @ x.bfloat16().t(), x.half().softmax(1)),
     "complex": lambda x: torch.complex(x, x).conj() * 2j,
     "empty": lambda x: (x[:0].sum(0), x[:0] + 1, x.new_empty(0, 3)),
+    "zeros without memory": lambda x: torch._efficientzerotensor((3, 4), device=x.device) * x,
     "uninitialized": lambda x: torch.empty_like(x) * 0,
     "scalars": lambda x: (x.sum() * 0.3, x.max().int() + 2, x.any()),
     "bool": lambda x: (x > 1, (x > 1).sum(), x.masked_fill(x > 1, float("-inf"))),
