@@ -18,8 +18,11 @@ os.environ["LAZYTPU_DISK_CACHE"] = "0"  # read at import; each program is compil
 
 import argparse
 import functools
+import json
 import sys
 import time
+from datetime import date
+from pathlib import Path
 
 from tests.fuzz import worker
 
@@ -38,6 +41,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="with --ops: names of operators, separated by commas")
     parser.add_argument("--here", action="store_true", help="run in this process, for debuggers")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after so long")
+    parser.add_argument("--record", type=Path, help="file of JSON that gets seeds, programs and time")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -45,7 +49,7 @@ def main() -> int:
         return 0
     from tests.fuzz import campaign
 
-    checker = worker.LocalWorker() if options.here else worker.ChildWorker()
+    checker = worker.LocalWorker(by_turns=True) if options.here else worker.ChildWorker()
     seeds = range(options.seed, options.seed + options.programs)
     start, deadline = time.monotonic(), time.monotonic() + options.seconds
     tell = functools.partial(print, flush=True)
@@ -56,6 +60,12 @@ def main() -> int:
     checker.close()
     seconds = time.monotonic() - start
     print(f"{ended} programs in {seconds:.0f} s, {ended / seconds:.1f} a second; {len(failed)} differ: {failed}")
+    if options.record:
+        table = json.loads(options.record.read_text()) if options.record.exists() else {}
+        run = {"what": "calls of operators" if options.ops else "programs", "first seed": options.seed, "ended": ended}
+        run |= {"seconds": round(seconds), "differ": failed, "date": date.today().isoformat()}
+        table.setdefault("fuzz", []).append(run)
+        options.record.write_text(json.dumps(table, indent=1) + "\n")
     return 1 if failed else 0
 
 

@@ -11,24 +11,35 @@ import sys
 import warnings
 from typing import Any
 
+PER_EFFORT = 1000  # seeds in a row that are compiled alike
+EFFORTS = ("optimized", "plain", "interpreted", "plain")
 MAX_MEMORY = 3 << 30  # bytes at which a worker makes room for the next
 PER_DYNAMO = 40  # programs after which Dynamo forgets what it knows
 
 
 class LocalWorker:
-    """Checks programs in this process."""
+    """Checks programs in this process.
 
-    def __init__(self) -> None:
+    Args:
+        by_turns: compile with more or less effort, as the seed says; it stays so for the process.
+    """
+
+    def __init__(self, by_turns: bool = False) -> None:
         import torch
+
+        from lazytpu.runtime import compiler
 
         torch.set_num_threads(1)
         self._done = 0
+        self._effort = "" if by_turns else None
+        self._options_for = compiler.options_for
 
     def seeds(self, seeds: list[int], mode: str = "") -> list[dict[str, Any]]:
         """Checks the programs of some seeds together; one that fails is checked again alone."""
         from tests.fuzz.checking import check, check_together
         from tests.fuzz.drawing import drawn
 
+        self._compile_as(EFFORTS[seeds[0] // PER_EFFORT % len(EFFORTS)])
         programs = [drawn(seed, mode) for seed in seeds]
         self._count(len(seeds))
         verdicts = []
@@ -61,6 +72,19 @@ class LocalWorker:
 
         self._count(1)
         return check_op(name, seed)
+
+    def _compile_as(self, effort: str) -> None:
+        """Compile with LLVM's optimizations, which take most of the time, or without, or only what comes again."""
+        import lazytpu
+        from lazytpu.runtime import compiler
+
+        if self._effort is None or effort == self._effort:
+            return
+        options_for = self._options_for
+        level = {"xla_backend_optimization_level": "3" if effort == "optimized" else "0"}
+        compiler.options_for = lambda graph: {**options_for(graph), **level}
+        lazytpu.config.compile_after = 2 if effort == "interpreted" else 1
+        self._effort = effort
 
     def _count(self, programs: int) -> None:
         import torch
@@ -131,7 +155,7 @@ def serve() -> None:
 
     warnings.simplefilter("ignore")
     answers, sys.stdout = sys.stdout, sys.stderr
-    local = LocalWorker()
+    local = LocalWorker(by_turns=True)
     for line in sys.stdin:
         name, *args = json.loads(line)
         try:
