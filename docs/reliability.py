@@ -1,7 +1,7 @@
 """Write explanation/reliability.md from what the sweeps have recorded:  python docs/reliability.py
 
-The sweeps put their results into `RECORD` with ``--record`` (tests/faults, tests/fuzz); the figures of the databases are
-added by hand, from the sweeps of a whole database.  Nothing else is on the page: what was not tried has no line.
+The sweeps put their results into `RECORD` with ``--record`` (tests/faults, tests/fuzz); the figures of the databases
+are added by hand, from sweeps of a whole database.  Nothing else is on the page: what was not tried has no line.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FAULTS = """\
 KNOWN = """\
 ## Known differences
 
-Operators of torch's database that are known not to pass, and why. [Sharp edges](../sharp-edges.md) has what else differs
-from the CPU.
+Operators of torch's database that are known not to pass, and why. [Sharp edges](../sharp-edges.md) has what else
+differs from the CPU.
 
 ```{known-table}
 ```

@@ -23,6 +23,7 @@ PRIVATE_TORCH = (
     "_TorchCompileInductorWrapper.__call__",
     "_C.DispatchKey",
     "_C.DispatchKeySet",
+    "_C._EnableTorchFunction",
     "_C._ExcludeDispatchKeyGuard",
     "_C._ImperativeEngine",
     "_C._acc.DeviceGuard",

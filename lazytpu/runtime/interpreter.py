@@ -104,7 +104,8 @@ class _Run:
 
     def _by_rule(self, node: Node) -> Contents:
         graph, inputs, numbers = alone(node)
-        executable, _ = executables.executable_for(graph, counter="compile_op")
+        with torch._C._EnableTorchFunction():  # rules run as they do where the graph is compiled
+            executable, _ = executables.executable_for(graph, counter="compile_op")
         if executable.needs:
             launch.ask_for_memory(executable)
         for value in inputs:

@@ -184,11 +184,24 @@ def test_inside_a_compiled_function(device):
         torch.testing.assert_close(compiled(x.to(device)).cpu(), function(x))
 
 
+@pytest.mark.parametrize("values", [[[1.5, 2], [0, 4]], [[True, False], [True, True]], [[1, -2], [3, 1 << 40]]])
+def test_a_literal_tensor_in_a_branch(values, device):
+    def f(x):
+        def positive(x):
+            return x + torch.tensor(values, device=x.device)
+
+        return torch.cond(x.sum() > 0, positive, lambda x: x * torch.tensor(values, device=x.device), (x,))
+
+    for x in (torch.ones(2, 2, dtype=torch.float64), -torch.ones(2, 2, dtype=torch.float64)):
+        for call in (f, lazytpu.jit(f)):
+            assert torch.equal(call(x.to(device)).cpu(), f(x))
+
+
 def test_a_large_tensor_in_a_body_is_refused(device):
     from lazytpu.errors import UnsupportedOpError
     from lazytpu.frontends.control_flow_kernels import body_of
 
     with pytest.raises(UnsupportedOpError, match="give it as an operand"):
-        body_of(lambda x: x + torch.tensor([1.0, 2.0, 3.0]).to(x.device), [((3,), torch.float32)])
+        body_of(lambda x: x + torch.tensor([1.0] * 300).to(x.device), [((300,), torch.float32)])
     body = body_of(lambda x: x + torch.tensor(2.0).to(x.device), [((3,), torch.float32)])
     assert "aten.full([], 2.0" in repr(body)

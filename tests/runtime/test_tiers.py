@@ -262,6 +262,19 @@ def test_whole_functions_are_compiled_at_once(device: torch.device) -> None:
     assert counts("compile") == (1,)
 
 
+def test_rules_see_torch_as_they_do_in_a_compiled_graph(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    rule = registry._RULES[torch.ops.aten.bernoulli.p]
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen.append(torch._C._is_torch_function_enabled())
+        return rule(*args, **kwargs)
+
+    monkeypatch.setitem(registry._RULES, torch.ops.aten.bernoulli.p, watched)
+    torch.ops.aten.bernoulli.p(torch.ones(17).to(device), 0.5).cpu()
+    assert counts() == (1, 0) and seen and all(seen)
+
+
 def test_an_error_of_a_rule_leaves_tensors_as_they_were(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no")

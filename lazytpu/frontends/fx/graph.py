@@ -32,6 +32,7 @@ from lazytpu.tracing.infer import infer, result_layout
 from lazytpu.tracing.record import VIEW_OPS
 
 _READ = aten._local_scalar_dense.default
+_LITERAL = 256  # elements of a tensor that is written out in a body
 _SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default, _READ}
 _COPY = aten.copy_.default
 _NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64}
@@ -161,13 +162,13 @@ class Conversion(AtenInterpreter):
         if not self._is_body:
             self.captured.append(found)
             return Value(None, len(self._layouts) + len(self.captured) - 1, _layout_like(found))
-        if found.numel() != 1:
+        if found.numel() > _LITERAL:
             raise UnsupportedOpError(
                 f"a branch or the body of a loop holds a tensor of {tuple(found.shape)}",
                 at=self._site.describe(),
                 fix="give it as an operand",
             )
-        return self._full(found)
+        return self._literal(found.detach().cpu())
 
     def call_function(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
         if target in _ARITHMETIC and any(type(x) is Value for x in args):
@@ -235,6 +236,17 @@ class Conversion(AtenInterpreter):
 
     def _scalar(self, x: Any) -> Value:
         return x if type(x) is Value else self._full(torch.tensor(x, dtype=_NUMBER[type(x)]))
+
+    def _literal(self, tensor: torch.Tensor) -> Value:
+        """Record a tensor of few elements as a composition of them."""
+        if tensor.numel() == 1:
+            return self._full(tensor)
+        elements = [self._full(x) for x in tensor.flatten()]
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if not elements:
+            return self._result(self._record(_FULL, (list(tensor.shape), 0), {"dtype": tensor.dtype}), empty)
+        flat = self._result(self._record(op_of(aten.stack.default), (elements,), {}), empty.flatten())
+        return self._result(self._record(op_of(aten.view.default), (flat, list(tensor.shape)), {}), empty)
 
     def _full(self, tensor: torch.Tensor) -> Value:
         node = self._record(_FULL, (list(tensor.shape), tensor.item()), {"dtype": tensor.dtype})
