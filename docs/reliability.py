@@ -39,10 +39,11 @@ differs from the CPU.
 """
 
 
-def rows(heads: tuple[str, ...], values: Iterator[tuple[object, ...]]) -> str:
-    """A table."""
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in [heads, ("---",) * len(heads), *values]]
-    return "\n".join(lines) + "\n"
+def section(text: str, heads: tuple[str, ...], values: Iterator[tuple[object, ...]], after: str = "") -> str:
+    """A section with a table; nothing where the table would be empty."""
+    found = [heads, ("---",) * len(heads), *values]
+    table = "".join("| " + " | ".join(map(str, row)) + " |\n" for row in found)
+    return f"{text}\n{table}{after}" if len(found) > 2 else ""
 
 
 def count(n: float) -> str:
@@ -53,15 +54,15 @@ def count(n: float) -> str:
 def databases(record: dict[str, Any]) -> str:
     """The databases of operators, modules and optimizers, by dtype."""
     found = record.get("databases", [])
-    text = "## Databases of torch\n\nAll samples of each entry, compared with the CPU.\n\n"
+    text = "## Databases of torch\n\nAll samples of each entry, compared with the CPU.\n"
     heads = ("database", "dtype", "entries", "passed at that time", "date", "torch")
     each = ((d["database"], d["dtype"], d["entries"], d["passed"], d["date"], d["torch"]) for d in found)
-    return text + rows(heads, each) + "\nWhat had not passed was mended afterwards, or is known to differ.\n"
+    return section(text, heads, each, "\nWhat had not passed was mended afterwards, or is known to differ.\n")
 
 
 def fuzzed(record: dict[str, Any]) -> str:
     """Random programs."""
-    text = "## Random programs\n\n`python -m tests.fuzz`: each program on the CPU and on the device.\n\n"
+    text = "## Random programs\n\n`python -m tests.fuzz`: each program on the CPU and on the device.\n"
     heads = ("what", "seeds", "number", "minutes", "differed", "date")
     each = (
         (
@@ -74,7 +75,7 @@ def fuzzed(record: dict[str, Any]) -> str:
         )
         for f in record.get("fuzz", [])
     )
-    return text + rows(heads, each)
+    return section(text, heads, each)
 
 
 def faults(record: dict[str, Any]) -> str:
@@ -84,7 +85,7 @@ def faults(record: dict[str, Any]) -> str:
         (f["title"], count(f["tried"]), f["what"], len(f["found"]), count(f["seconds"]), f["date"])
         for f in record.get("faults", {}).values()
     )
-    return FAULTS + "\n" + rows(heads, each)
+    return section(FAULTS, heads, each)
 
 
 def flat(record: dict[str, Any]) -> str:
@@ -102,13 +103,13 @@ def flat(record: dict[str, Any]) -> str:
                 done, mb = more["done"][i], more["mb"][i]
                 yield found["what"], count(done), count(mb), count(more["handles"][i]), count(more["threads"][i])
 
-    return "## Long runs\n\nWhat the process holds while it works.\n\n" + rows(heads, each())
+    return section("## Long runs\n\nWhat the process holds while it works.\n", heads, each())
 
 
 def main() -> None:
     record = json.loads(RECORD.read_text())
     parts = [HEAD, databases(record), fuzzed(record), faults(record), flat(record), KNOWN]
-    PAGE.write_text("\n".join(part.rstrip("\n") + "\n" for part in parts))
+    PAGE.write_text("\n".join(part.rstrip("\n") + "\n" for part in parts if part))
 
 
 if __name__ == "__main__":
