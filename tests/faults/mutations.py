@@ -75,7 +75,7 @@ def _of_cache(count: int, chance: random.Random, place: Path) -> Iterator[str]:
     for n in range(count):
         path, whole = chance.choice([*files.items()])
         path.write_bytes(mutated(whole, chance))
-        if store.load(path.stem) is not None:
+        if store.read_entry(path.stem) is not None:
             yield f"cache {n}: {path.name} was not refused"
         path.write_bytes(whole)
     lists = cache / f"{'a' * 64}.list"  # keys to read ahead
