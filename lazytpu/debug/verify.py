@@ -25,7 +25,7 @@ from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.observe import logs, metrics
 from lazytpu.observers import Observer, add
-from lazytpu.runtime import compiler, launch, transfers
+from lazytpu.runtime import compiler, launch, meshes, transfers
 from lazytpu.runtime.client import Buffer, ScalarArray, Scalars
 from lazytpu.runtime.executable import Executable
 
@@ -68,7 +68,7 @@ class _Program:
         self.graph, self._scalars = graph, scalars
         order = [v for part in launch.split_donated(graph, graph.inputs) for v in part]
         self._buffers = dict(zip(order, [*donated, *retained], strict=True))
-        self.inputs = {v: transfers.to_host(x) for v, x in self._buffers.items()}
+        self.inputs = {v: transfers.to_host(meshes.whole_of(x, v.layout.size)) for v, x in self._buffers.items()}
         # What the CPU cannot compute, or has another right result for, is the device's.
         self._taken = [node for node in graph.nodes if why_not(node)]
         self._from_device: Contents = {}
@@ -85,7 +85,7 @@ class _Program:
         made = tuple(dict.fromkeys(v for v in values if v.node is not None))
         found = {v: self.inputs[v] for v in values if v.node is None}
         if made:
-            graph = replace(self.graph, outputs=made, donated=(), checked=False, concatenated=0)
+            graph = replace(self.graph, outputs=made, donated=(), checked=False, concatenated=0, shardings=())
             buffers = [self._buffers[v] for v in graph.inputs]
             with jax.enable_x64(True):
                 results = compiler.compile_graph(graph).compiled([], buffers, *self._scalars)
@@ -122,7 +122,8 @@ class _Program:
             results.pop()  # the report
         if self.graph.concatenated:
             results = [*results[:-1], *launch.split_concatenated(self.graph, results[-1])]
-        return [transfers.to_host(x) for x in results]
+        sizes = [v.layout.size for v in self.graph.outputs]
+        return [transfers.to_host(meshes.whole_of(x, size)) for x, size in zip(results, sizes, strict=True)]
 
     def _on_cpu(self, inputs: Contents, *, double: bool = False) -> Contents:
         """Return the outputs as the CPU computes them, in float64 if ``double``."""

@@ -6,14 +6,16 @@ import atexit
 import queue
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from lazytpu.ir.sharding import Entry, Mesh, sharding
 from lazytpu.tensors.tensor import LazyTensor
+from lazytpu.tracing.sharding import mark
 from lazytpu.tracing.step import mark_step
 
 _POLL_S = 0.1  # how often a waiting thread looks whether the other side is still there
@@ -42,9 +44,13 @@ class DeviceLoader:
         device: where to; by default the lazy device.
         prefetch: how many batches may wait on the device.
         progress: shows a progress bar (needs the package ``rich``).
+        mesh: a `lazytpu.spmd.Mesh` that the tensors of a batch are put on.
+        spec: how each lies there, as in `lazytpu.spmd.mark_sharding`; of a tensor with fewer dimensions the first
+            entries count.  By default the first dimension is split over the first axis.  Batches whose sizes do not
+            divide, such as the last one, are whole all the same.
 
     Raises:
-        ValueError: ``prefetch`` is less than 1.
+        ValueError: ``prefetch`` is less than 1, or ``spec`` has an axis that the mesh has not.
         ModuleNotFoundError: ``progress`` is asked for and ``rich`` is not installed.
 
     Example:
@@ -60,9 +66,16 @@ class DeviceLoader:
         device: torch.device | str | None = None,
         prefetch: int = 2,
         progress: bool = False,
+        *,
+        mesh: Mesh | None = None,
+        spec: Sequence[Entry] | None = None,
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch is at least 1, not {prefetch}")
+        self.mesh = mesh
+        self.spec = () if mesh is None else (mesh.axis_names[0],) if spec is None else tuple(spec)
+        if mesh is not None:
+            sharding(mesh, self.spec, (1,) * len(self.spec))  # raises
         self.loader, self.prefetch, self.progress = loader, prefetch, progress
         self.device = torch.device(LazyTensor.device_type if device is None else device)
         if progress:
@@ -75,8 +88,16 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[Any]:
         _join_stopped()  # a loader with persistent workers has one iterator, which two threads must not share
-        batches = _Batches(iter(self.loader), self.device, self.prefetch)
+        batches = _Batches(iter(self.loader), self._to_device, self.prefetch)
         return _tracked(batches, self._total()) if self.progress else batches
+
+    def _to_device(self, batch: Any) -> Any:
+        found = to_device(batch, self.device)
+        if self.mesh is not None:
+            for x in tree_leaves(found):
+                if isinstance(x, LazyTensor):
+                    mark(x, self.mesh, self.spec[: x.dim()])
+        return found
 
     def _total(self) -> int | None:
         try:
@@ -88,13 +109,13 @@ class DeviceLoader:
 class _Batches(Iterator[object]):
     """One pass over the loader.  Its thread stops when the pass ends, fails or is forgotten."""
 
-    def __init__(self, source: Iterator[Any], device: torch.device, prefetch: int) -> None:
+    def __init__(self, source: Iterator[Any], move: Callable[[Any], object], prefetch: int) -> None:
         self._queue: queue.Queue[object] = queue.Queue(prefetch)
         self._stop = threading.Event()
         # The thread holds no reference to this object, so forgetting the object stops the thread.
         self._thread = threading.Thread(
             target=_produce,
-            args=(source, device, self._queue, self._stop),
+            args=(source, move, self._queue, self._stop),
             name="lazytpu.DeviceLoader",
             daemon=True,
         )
@@ -135,11 +156,13 @@ class _Batches(Iterator[object]):
         self._stop.set()
 
 
-def _produce(source: Iterator[object], device: torch.device, into: queue.Queue[object], stop: threading.Event) -> None:
+def _produce(
+    source: Iterator[object], move: Callable[[object], object], into: queue.Queue[object], stop: threading.Event
+) -> None:
     """Take batches from the loader, start their transfer and put them in line: what the thread does."""
     try:
         for batch in source:
-            if not _put(into, to_device(batch, device), stop):
+            if not _put(into, move(batch), stop):
                 return
         _put(into, _END, stop)
     except BaseException as error:  # passed on: it belongs to whoever iterates

@@ -10,9 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
+from types import EllipsisType
 
-Entry = str | tuple[str, ...] | None
-"""What a spec says of one dimension: not split, over one axis of the mesh, or over several, the first one outermost."""
+Entry = str | tuple[str, ...] | EllipsisType | None
+"""What a spec says of one dimension: not split, over one axis of the mesh, or over several, the first one outermost.
+
+``...`` leaves a dimension of an intermediate result to XLA.
+"""
+
+OPEN = ("...",)
+"""What stands for ``...`` in a sharding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +81,15 @@ class Sharding:
         return not any(self.spec)
 
     @property
+    def is_open(self) -> bool:
+        """Whether XLA chooses some of it."""
+        return OPEN in self.spec
+
+    @property
     def parts(self) -> tuple[int, ...]:
         """Into how many parts each dimension is split."""
         axes = self.mesh.axes
-        return tuple(prod(axes[name] for name in names) for names in self.spec)
+        return tuple(1 if names == OPEN else prod(axes[name] for name in names) for names in self.spec)
 
     def padded(self, size: Sequence[int]) -> tuple[int, ...]:
         """Return the sizes that the parts have together: those of a tensor, rounded up to what can be split evenly."""
@@ -85,7 +97,10 @@ class Sharding:
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the spec as a caller writes it."""
-        return tuple(None if not names else names[0] if len(names) == 1 else names for names in self.spec)
+        return tuple(
+            ... if names == OPEN else None if not names else names[0] if len(names) == 1 else names
+            for names in self.spec
+        )
 
     def describe(self) -> str:
         """Return ``{data, -, model+expert}``, or ``{replicated}``."""
@@ -111,7 +126,7 @@ def sharding(mesh: Mesh, spec: Iterable[Entry], size: Sequence[int]) -> Sharding
 
     Raises:
         ValueError: the spec has too many entries, an axis that the mesh has not, or one axis twice.
-        TypeError: an entry is none of None, a name and a tuple of names.
+        TypeError: an entry is none of None, a name, a tuple of names and ``...``.
     """
     given = tuple(spec)
     about = f"a tensor of shape {list(size)}, spec {given}, {mesh}"
@@ -119,7 +134,7 @@ def sharding(mesh: Mesh, spec: Iterable[Entry], size: Sequence[int]) -> Sharding
         raise ValueError(f"the spec has {len(given)} entries for {len(size)} dimensions: {about}")
     entries = [*map(_axes_of, given)]
     seen: set[str] = set()
-    for name in (name for entry in entries for name in entry):
+    for name in (name for entry in entries if entry != OPEN for name in entry):
         if name not in mesh.axis_names:
             raise ValueError(f"the mesh has no axis {name!r}, but {', '.join(map(repr, mesh.axis_names))}: {about}")
         if name in seen:
@@ -147,8 +162,10 @@ def named_sharding(name: str) -> Sharding:
 def _axes_of(entry: object) -> tuple[str, ...]:
     if entry is None:
         return ()
+    if entry is ...:
+        return OPEN
     if isinstance(entry, str):
         return (entry,)
     if isinstance(entry, (tuple, list)) and all(isinstance(name, str) for name in entry):
         return tuple(entry)
-    raise TypeError(f"an entry of a spec is None, the name of an axis or a tuple of names, not {entry!r}")
+    raise TypeError(f"an entry of a spec is None, the name of an axis, a tuple of names or ..., not {entry!r}")

@@ -136,4 +136,9 @@ def on_one_cpu() -> bool:
 
     What our lowerings for CPUs gain by taking the elements of a batch in turn, a partitioned batch would lose twice.
     """
-    return target_platform() == "cpu" and not (_platform and _platform[-1][1])
+    return target_platform() == "cpu" and not on_mesh()
+
+
+def on_mesh() -> bool:
+    """Return whether the calling rule is being lowered for several devices that share the work."""
+    return bool(_platform) and _platform[-1][1]

@@ -68,7 +68,8 @@ def _inferred(value: Value, mesh: Mesh, known: dict[Value, Sharding | None]) -> 
         if at.node is None:
             known[at] = at.sharding or replicated(mesh, at)
         elif at.node.op.name == SHARD:
-            known[at] = named_sharding(at.node.args[1])
+            asked = named_sharding(at.node.args[1])
+            known[at] = None if asked.is_open else asked
         else:
             sources = [s for s in _same_elements(at) if s.layout.size == at.layout.size]
             unknown = [s for s in sources if s not in known]

@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Sequence
 from functools import cache as remembered
+from math import prod
 from typing import TypeAlias
 
 import jax
@@ -24,8 +25,8 @@ Scalars: TypeAlias = Sequence[ScalarArray]
 
 
 def device() -> jax.Device:
-    """Return the device that runs the graphs: jax's default."""
-    return jax.devices()[0]
+    """Return the device of this process that runs the graphs of one device: jax's default."""
+    return jax.local_devices()[0]
 
 
 def platform() -> str:
@@ -70,8 +71,14 @@ def _put_one(where: jax.Device) -> Callable[[_HostArray | Buffer], jax.Array]:
 
 
 def memory_allocated() -> int:
-    """Return the bytes of buffers alive on the device."""
-    return sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted())
+    """Return the bytes of buffers alive on the devices of this process, the parts of those that lie on a mesh."""
+    return sum(_local_bytes(x) for x in jax.live_arrays() if not x.is_deleted())
+
+
+def _local_bytes(x: jax.Array) -> int:
+    if len(x.sharding.device_set) == 1:
+        return int(x.nbytes)
+    return prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize * len(x.sharding.addressable_devices)
 
 
 def memory_peak() -> int:

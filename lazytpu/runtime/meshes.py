@@ -14,7 +14,6 @@ from lazytpu.observe import metrics
 from lazytpu.runtime import client
 from lazytpu.runtime.host.interrupts import uninterrupted
 
-Buffer = jax.Array
 _used: list[bool] = []
 
 
@@ -26,6 +25,11 @@ def in_use() -> bool:
 def devices() -> tuple[int, ...]:
     """Return the ids of all devices of all processes."""
     return tuple([device.id for device in jax.devices()])
+
+
+def hlo_sharding(sharding: Sharding) -> str:
+    """Return a sharding as XLA writes it: ``{devices=[2,4]<=[8]}``."""
+    return str(shardings.named(sharding)._to_xla_hlo_sharding(len(sharding.spec)))
 
 
 def devices_by_process() -> list[list[int]]:
@@ -79,6 +83,13 @@ def sharding_of(buffer: jax.Array, mesh: Mesh) -> Sharding | None:
     if found.is_fully_replicated or not isinstance(found, jax.sharding.NamedSharding):
         return None
     return shardings.known(found, buffer.ndim, mesh)
+
+
+def taken(buffer: jax.Array) -> Sharding:
+    """Return how an array of somebody else's lies, whose sharding is a ``NamedSharding``."""
+    _used[:] = [True]
+    assert isinstance(buffer.sharding, jax.sharding.NamedSharding)
+    return shardings.known(buffer.sharding, buffer.ndim, None)
 
 
 def placed(graph: Graph, buffers: Sequence[jax.Array]) -> list[jax.Array]:

@@ -29,5 +29,5 @@ def choose(name: str) -> str:
         jax.devices(wanted)
     except RuntimeError as error:
         return str(error).partition("\n")[0]
-    found = jax.devices()[0].platform
+    found = jax.local_devices()[0].platform
     return "" if found == {"cuda": "gpu"}.get(wanted, wanted) else f"jax runs on {found}"

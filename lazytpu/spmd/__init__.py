@@ -17,6 +17,8 @@ from lazytpu.spmd.marking import (
     sharding_of,
 )
 from lazytpu.spmd.mesh import HybridMesh, Mesh
+from lazytpu.spmd.parallelize import parallelize
+from lazytpu.spmd.recipes import data_parallel, fully_shard
 from lazytpu.spmd.visualize import visualize
 
 __all__ = [
@@ -25,8 +27,11 @@ __all__ = [
     "Mesh",
     "Sharding",
     "clear_sharding",
+    "data_parallel",
+    "fully_shard",
     "local_shards",
     "mark_sharding",
+    "parallelize",
     "replicate",
     "sharding_of",
     "visualize",

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from lazytpu.ir.sharding import Entry
+from lazytpu.ir.sharding import Mesh as AnyMesh
 from lazytpu.runtime import meshes
 from lazytpu.spmd.mesh import Mesh, as_mesh
 from lazytpu.tensors.storage import resolve
@@ -45,7 +46,7 @@ class LocalShard:
     device: int
 
 
-def mark_sharding(tensor: _T, mesh: Mesh, spec: Iterable[Entry]) -> _T:
+def mark_sharding(tensor: _T, mesh: AnyMesh, spec: Iterable[Entry]) -> _T:
     """Split a tensor over the devices of a mesh, from here on and in every step.
 
     It may be an input, a parameter, a buffer, or an intermediate result, whose gradient is then split alike.  What
@@ -55,7 +56,8 @@ def mark_sharding(tensor: _T, mesh: Mesh, spec: Iterable[Entry]) -> _T:
         tensor: on the device.
         mesh: a `Mesh`, or a ``torch.distributed.DeviceMesh``.
         spec: one entry a dimension: None, the name of an axis, or a tuple of names.  Dimensions without an entry are
-            not split.  Sizes need not divide: the parts are padded.
+            not split.  Sizes need not divide: the parts are padded.  ``...`` leaves a dimension of an intermediate
+            result to XLA.
 
     Returns:
         The tensor itself.
@@ -72,7 +74,7 @@ def mark_sharding(tensor: _T, mesh: Mesh, spec: Iterable[Entry]) -> _T:
     return tensor
 
 
-def replicate(tensor: _T, mesh: Mesh) -> _T:
+def replicate(tensor: _T, mesh: AnyMesh) -> _T:
     """Give every device of a mesh all of a tensor; return the tensor itself.
 
     Tensors without a sharding are replicated as soon as one with a sharding is in their graph, so this is for those

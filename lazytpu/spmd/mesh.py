@@ -16,7 +16,7 @@ class Mesh(ir.Mesh):
     """Devices in a grid whose axes have names.
 
     Args:
-        shape: length of each axis.
+        shape: length of each axis; one may be -1, for what is left of the devices.
         axis_names: a name for each; ``axis0``, ``axis1``, ... by default.
         devices: ids of the devices in row-major order, flat or as an array; by default all devices of all processes.
 
@@ -40,6 +40,9 @@ class Mesh(ir.Mesh):
         names = tuple([f"axis{i}" for i in range(len(sizes))]) if axis_names is None else tuple(axis_names)
         every = meshes.devices()
         ids = every if devices is None else tuple([int(i) for i in np.asarray(devices).flat])
+        known = prod([n for n in sizes if n != -1])
+        if sizes.count(-1) == 1 and known > 0 and len(ids) % known == 0:
+            sizes = tuple([len(ids) // known if n == -1 else n for n in sizes])
         if len(names) != len(sizes) or len(set(names)) != len(names):
             raise ValueError(f"a mesh of shape {sizes} needs {len(sizes)} different names of axes, not {names}")
         if prod(sizes) != len(ids) or min(sizes, default=1) < 1:

@@ -34,7 +34,8 @@ def drawing(tensor: torch.Tensor) -> str:
     if found is None:
         return f"{tuple(tensor.shape)} has no sharding: one device has all of it, or each has"
     axes = dict(zip(found.mesh.axis_names, found.mesh.shape, strict=True))
-    names = [(e,) if isinstance(e, str) else e or () for e in (*found.spec, None, None)[: max(2, len(found.spec))]]
+    padded = (*found.spec, None, None)[: max(2, len(found.spec))]
+    names = [(e,) if isinstance(e, str) else e if isinstance(e, tuple) else () for e in padded]
     boxes: dict[tuple[int, ...], list[int]] = {}
     for device, place in zip(found.mesh.devices, product(*[range(n) for n in axes.values()]), strict=True):
         at = dict(zip(axes, place, strict=True))

@@ -13,6 +13,7 @@ from lazytpu.lowering.rules.sharding import shard_op
 from lazytpu.runtime import meshes
 from lazytpu.tensors.layout import Layout, layout_of
 from lazytpu.tensors.storage import Storage, cell_at, resolve, write_buffer
+from lazytpu.tensors.tensor import make
 from lazytpu.tracing import shardings_kept
 from lazytpu.tracing.meshes import on_mesh
 from lazytpu.tracing.record import cell_of, load, lock, record
@@ -31,12 +32,18 @@ def mark(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> None:
     wanted = sharding(mesh, spec, tensor.shape)
     with lock:
         storage, layout = resolve(cell_of(tensor))
-        if layout is storage.layout:
+        if wanted.is_open:
+            if not is_result(tensor):
+                raise ValueError(
+                    f"only where a result is computed can XLA choose how it lies (...), not for {layout!r}"
+                )
+            _constrain(storage, layout, wanted)
+        elif layout is storage.layout:
             _mark(storage, wanted)
         elif (order := permutation(storage.layout, layout)) is not None:
             names = [wanted.spec[order.index(d)] for d in range(len(order))]
             _mark(storage, interned(wanted.mesh, tuple(names)))
-        elif storage.step == trace.step and storage.value.node is not None:
+        elif is_result(tensor) and not layout.overlapping:
             _constrain(storage, layout, wanted)
         else:
             raise LazyTPUError(
@@ -48,12 +55,26 @@ def mark(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> None:
     if tensor.requires_grad and tensor.is_leaf:
         shardings_kept.share_with_gradient(tensor)
     elif tensor.requires_grad and torch.is_grad_enabled():
-        tensor.register_hook(lambda grad: _marked_gradient(grad, mesh, spec))
+        tensor.register_hook(lambda grad: laid_out(grad, mesh, spec))
 
 
-def _marked_gradient(grad: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> None:
-    with torch.no_grad():
-        mark(grad, mesh, spec)
+def laid_out(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> torch.Tensor:
+    """Return a new tensor with the contents of one, laid out on a mesh."""
+    wanted, cell = sharding(mesh, spec, tensor.shape), cell_of(tensor)
+    with lock:
+        transaction = Transaction()
+        while transaction.open():
+            on_mesh(wanted.mesh)
+            value = record(_SHARD, [cell, str(wanted)]).value
+            made = transaction.write_new([value])
+        made[value].sharding = None if wanted.is_open else wanted
+        return make(made[value])
+
+
+def is_result(tensor: torch.Tensor) -> bool:
+    """Return whether a device tensor lies in memory that this step computes."""
+    storage, _ = resolve(cell_of(tensor))
+    return storage.step == trace.step and storage.value.node is not None
 
 
 def _mark(storage: Storage, wanted: Sharding) -> None:

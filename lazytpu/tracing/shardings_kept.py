@@ -11,7 +11,7 @@ from lazytpu.ir.graph import Graph
 from lazytpu.ir.sharding import Sharding, interned
 from lazytpu.ir.tree import Value, trace
 from lazytpu.runtime import meshes
-from lazytpu.runtime.meshes import Buffer
+from lazytpu.runtime.client import Buffer
 from lazytpu.tensors.storage import Storage, resolve
 from lazytpu.tracing.record import cell_of
 

@@ -1,7 +1,7 @@
 """Tests that run in a process with eight virtual devices.
 
 A test file marks its functions with `eight_devices`; in the process of the suite, which has one device, each of them
-waits for what became of it in another process, one for all such functions of the file::
+waits for what became of it in another process, one for all such functions of the folder::
 
     @eight_devices
     def test_a_sum_over_devices(): ...
@@ -25,9 +25,11 @@ from filelock import FileLock
 from tests.support.processes import run_code
 
 Test = Callable[[], None]
+_ROOT = Path(__file__).parents[2]
+_MARK = "import eight_devices"
 _HERE = "LAZYTPU_TEST_DEVICES"
 _FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-_found: dict[str, dict[str, Test]] = {}
+_found: dict[str, dict[str, Test]] = {}  # by group: by file and name
 
 
 def eight_devices(test: Test) -> Test:
@@ -41,13 +43,15 @@ def eight_devices_alone(test: Test) -> Test:
 
 
 def _marked(test: Test, group: str) -> Test:
+    file = Path(test.__code__.co_filename)
+    name = f"{file.name}::{test.__name__}"
     if _HERE in os.environ:
-        _found.setdefault(group, {})[test.__name__] = test
+        _found.setdefault(group, {})[name] = test
         return test
 
     @functools.wraps(test)
     def wait() -> None:
-        failure = _results(Path(test.__code__.co_filename), group)[test.__name__]
+        failure = _results(file if group else file.parent, group)[name]
         if failure:
             pytest.fail(f"on eight devices:\n{failure}", pytrace=False)
 
@@ -55,24 +59,26 @@ def _marked(test: Test, group: str) -> Test:
 
 
 @functools.cache
-def _results(file: Path, group: str) -> dict[str, str]:
-    """Return how each test of a group ended: what was raised, empty for success."""
+def _results(place: Path, group: str) -> dict[str, str]:
+    """Return how each test of a group ended, of a file or of all in a folder: what was raised, empty for success."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    kept = Path(tempfile.gettempdir()) / f"lazytpu-{run}-{file.stem}-{group}.json"
+    kept = Path(tempfile.gettempdir()) / f"lazytpu-{run}-{place.name}-{group}.json"
+    files = [place] if place.is_file() else sorted(f for f in place.glob("test_*.py") if _MARK in f.read_text())
     with FileLock(f"{kept}.lock"):
         if not kept.exists():
-            module = ".".join(file.relative_to(Path(__file__).parents[2]).with_suffix("").parts)
-            code = f"from tests.support import eight_devices as e; e.run({module!r}, {group!r}, {str(kept)!r})"
+            modules = [".".join(file.relative_to(_ROOT).with_suffix("").parts) for file in files]
+            code = f"from tests.support import eight_devices as e; e.run({modules!r}, {group!r}, {str(kept)!r})"
             settings = {"XLA_FLAGS": _FLAGS, "LAZYTPU_DISK_CACHE": "0", "LAZYTPU_COMPILE_AFTER": "1", _HERE: "8"}
             done = run_code(code, **settings)
             assert kept.exists(), done.stderr
     return json.loads(kept.read_text())
 
 
-def run(module: str, group: str, into: str) -> None:
+def run(modules: list[str], group: str, into: str) -> None:
     """Run the tests of a group, in the process that has the devices, and write how they ended."""
     sys.path.insert(0, os.getcwd())
-    importlib.import_module(module)
+    for module in modules:
+        importlib.import_module(module)
     lazytpu = importlib.import_module("lazytpu")
     results = {}
     for name, test in _found[group].items():

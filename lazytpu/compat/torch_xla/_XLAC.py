@@ -10,6 +10,7 @@ import lazytpu
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla import backends, metrics_format
 from lazytpu.compat.torch_xla.core import xla_model
+from lazytpu.compat.torch_xla.distributed.spmd import xla_sharded_tensor
 
 __getattr__ = names.missing_from(__name__)
 
@@ -27,6 +28,17 @@ def _get_xla_tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
 def _get_xla_tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
     """Return its HLO."""
     return lazytpu.hlo_text(*tensors)
+
+
+def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
+    """Return how a tensor is spread over devices as XLA writes it; empty without a sharding."""
+    return xla_sharded_tensor.sharding_spec_of(tensor)
+
+
+def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
+    """Return the number of its kind of sharding; None without one."""
+    found = xla_sharded_tensor.sharding_type_of(tensor)
+    return None if found is None else int(found)
 
 
 def _xla_sync_multi(tensors: Sequence[torch.Tensor], devices: Sequence[str] = (), wait: bool = True) -> None:

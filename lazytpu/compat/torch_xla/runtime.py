@@ -5,6 +5,7 @@ from __future__ import annotations
 import lazytpu
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla.core import xla_model
+from lazytpu.runtime import meshes
 
 __getattr__ = names.missing_from(__name__)
 
@@ -42,12 +43,19 @@ local_process_count = process_count = world_size
 
 
 def global_device_count() -> int:
-    """Return the number of devices."""
+    """Return the number of devices that a script sees, over which shardings spread its tensors."""
     return lazytpu.device_count()
 
 
 local_device_count = addressable_device_count = global_device_count
-global_runtime_device_count = addressable_runtime_device_count = global_device_count
+
+
+def global_runtime_device_count() -> int:
+    """Return the number of devices of all processes."""
+    return len(meshes.devices())
+
+
+addressable_runtime_device_count = global_runtime_device_count
 
 
 def global_ordinal() -> int:
@@ -68,13 +76,23 @@ def global_runtime_device_attributes() -> list[dict[str, object]]:
     return [runtime_device_attributes(name) for name in xla_model.xla_real_devices()]
 
 
+_spmd: list[bool] = []
+
+
 def is_spmd() -> bool:
-    """Return whether tensors are sharded over devices."""
-    return False
+    """Return whether `use_spmd` was called, or a tensor has a sharding."""
+    return bool(_spmd) or meshes.in_use()
 
 
 def use_spmd(auto: bool | None = False) -> None:
-    """Do nothing: one device holds whole tensors."""
+    """Note that tensors are to be spread over devices; marking one is enough here.
+
+    Raises:
+        ValueError: ``auto`` is True.
+    """
+    if auto:
+        raise ValueError("use_spmd(auto=True): shardings are not found by themselves; mark inputs and parameters")
+    _spmd[:] = [True]
 
 
 def get_master_ip() -> str:

@@ -20,7 +20,7 @@ from lazytpu.ir.tree import trace
 from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.location.fx_site import site_of
 from lazytpu.observe import metrics
-from lazytpu.runtime import launch, transfers
+from lazytpu.runtime import launch, meshes, transfers
 from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.layout import root_layout
@@ -86,7 +86,7 @@ class CompiledGraph:
         except AttributeError:  # numbers, CPU tensors, device tensors that C++ made
             return None
         program = self.programs.get(tuple([c.layout for c in cells]))
-        if program is None or not program.whole:
+        if program is None or not program.whole or meshes.in_use():
             return None
         if trace.inputs or trace.pending:  # else nothing belongs to this step
             now = trace.step
@@ -98,7 +98,12 @@ class CompiledGraph:
         return program, cells, buffers
 
     def _loaded(self, args: list[Any]) -> _Found:
-        """Return what to run for arguments of any kind, in any state; no program where the graph cannot be one."""
+        """Return what to run for arguments of any kind, in any state; no program where the graph cannot be one.
+
+        Tensors on a mesh have none either: their ops are recorded.
+        """
+        if meshes.in_use() and any(storage_of(cell_of(x)).sharding for x in args if is_device_tensor(x)):
+            return None, [], []
         if any(storage_of(cell_of(x)).step == trace.step for x in args if is_device_tensor(x)):
             cutting.cut("torch.compile")
         cells = [_cell(x) for x in args]
@@ -108,7 +113,10 @@ class CompiledGraph:
         program = self.programs[key]
         if program is None:
             return None, [], []
-        return program, cells, [None if c is None else reading.buffer_of(c, "torch.compile") for c in cells]
+        buffers = [None if c is None else reading.buffer_of(c, "torch.compile") for c in cells]
+        if meshes.in_use():
+            buffers = [None if b is None else meshes.on_one_device(b) for b in buffers]
+        return program, cells, buffers
 
     def _run(self, program: CapturedProgram, args: list[Any], cells: list[Any], buffers: list[Any]) -> list[Any]:
         outputs: Sequence[Buffer] = ()

@@ -83,14 +83,15 @@ def from_jax(array: jax.Array) -> torch.Tensor:
     Writing to the tensor does not change the array.
 
     Args:
-        array: of any shape, on one device; not one that a transformation of jax's is tracing.
+        array: of any shape, on one device or on a mesh (``NamedSharding``); not one that a transformation of jax's is
+            tracing.
 
     Returns:
-        A tensor of the same shape and dtype.
+        A tensor of the same shape and dtype, and with the same sharding.
 
     Raises:
         TypeError: it is no concrete array, or torch does not have its dtype.
-        ValueError: it was donated, or is spread over several devices.
+        ValueError: it was donated, or is spread over several devices in another way.
     """
     if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
         raise TypeError(f"from_jax takes a jax array with contents, not a {type(array).__name__}")
@@ -98,7 +99,7 @@ def from_jax(array: jax.Array) -> torch.Tensor:
     if array.is_deleted():
         raise ValueError("from_jax: the array was donated or deleted, and has no contents any more")
     if len(array.sharding.device_set) > 1:
-        raise ValueError(f"from_jax takes an array on one device, not one with {array.sharding}")
+        return _on_mesh(array, dtype)
     device = client.device()
     if array.sharding.device_set != {device} or array.sharding.memory_kind not in (None, _memory_kind(device)):
         metrics.count("transfer_in")
@@ -107,6 +108,14 @@ def from_jax(array: jax.Array) -> torch.Tensor:
             array = jax.device_put(array, device)
     storage = new_storage(root_layout(array.shape, contiguous_stride(array.shape), dtype), array)
     storage.shared = True
+    return make(storage)
+
+
+def _on_mesh(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
+    if not isinstance(array.sharding, jax.sharding.NamedSharding):
+        raise ValueError(f"from_jax takes an array on one device or with a NamedSharding, not with {array.sharding}")
+    storage = new_storage(root_layout(array.shape, contiguous_stride(array.shape), dtype), array)
+    storage.shared, storage.sharding = True, meshes.taken(array)
     return make(storage)
 
 

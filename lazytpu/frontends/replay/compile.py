@@ -206,6 +206,9 @@ class CompiledStep:
         if shapes != [_shape_of(x) for x in leaves]:
             return guards, "the function changes the shape or strides of an argument", result
         with record.lock:
+            if trace.mesh is not None:
+                cutting.cut("lazytpu.compile")
+                return guards, "the function computes on a mesh (lazytpu.spmd), and is recorded in each call", result
             capture = Capture(leaves, result, guards.parameters, draws)
             cutting.cut("lazytpu.compile", capture)
         return guards, capture.call or "the function computes nothing on the device", result

@@ -21,7 +21,7 @@ import torch
 from lazytpu import random
 from lazytpu.ir.tree import Node, trace
 from lazytpu.observe import metrics
-from lazytpu.runtime import launch
+from lazytpu.runtime import launch, meshes
 from lazytpu.runtime.client import Buffer, Scalars
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
@@ -210,6 +210,8 @@ class ReplayedProgram:
         """
         call, graph = self.call, self.call.executable.graph
         with record.lock:
+            if meshes.in_use():  # its program is for one device
+                return UNFIT
             if trace.cursor.depth:
                 cutting.cut("lazytpu.compile")
             storages = [resolve(cell_of(leaves[i]))[0] for i in self.leaf_sources]

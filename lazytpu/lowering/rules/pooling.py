@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.registry import lowers, on_mesh
 from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
@@ -142,9 +142,12 @@ def _max_pool_backward(out, grad, indices, n, kernel, stride, padding, dilation)
         return scattered(out, grad, indices, n)
     planes, spatial = int(np.prod(grad.shape[:lead])), out.shape[lead:]
     # The loop is there for its operands: XLA would otherwise find the indices again at every element.
-    iterations = next((c for c in (2, 3, 5, 7) if planes % c == 0), 1)
+    # On a mesh each device would wait in it for the planes of the others.
+    iterations = 1 if on_mesh() else next((c for c in (2, 3, 5, 7) if planes % c == 0), 1)
     shape = (iterations, planes // iterations, *grad.shape[lead:])
     grad, indices = grad.astype(compute_dtype(out.dtype)).reshape(shape), indices.astype(jnp.int32).reshape(shape)
+    if iterations == 1:
+        return _claimed(grad[0], indices[0], spatial, stride, padding, cover).reshape(out.shape).astype(out.dtype)
     parts = lax.map(lambda part: _claimed(*part, spatial, stride, padding, cover), (grad, indices))
     return parts.reshape(out.shape).astype(out.dtype)
 

@@ -30,25 +30,26 @@ def mesh_of(mesh: Mesh) -> jax.sharding.Mesh:
 @cache
 def named(sharding: Sharding) -> NamedSharding:
     """Return jax's sharding of the same mesh and spec."""
-    return NamedSharding(mesh_of(sharding.mesh), PartitionSpec(*sharding.entries()))
+    entries = [PartitionSpec.UNCONSTRAINED if entry is ... else entry for entry in sharding.entries()]
+    return NamedSharding(mesh_of(sharding.mesh), PartitionSpec(*entries))
 
 
 @cache
 def replicated(mesh: Mesh) -> NamedSharding:
     """Return the sharding of an array that all devices of a mesh have all of."""
-    return NamedSharding(mesh_of(mesh), PartitionSpec())
+    return whole(mesh_of(mesh))
 
 
 @cache
-def known(sharding: NamedSharding, ndim: int, mesh: Mesh) -> Sharding:
-    """Return what jax's sharding of an array of ``ndim`` dimensions is here; ``mesh`` is one over its devices."""
+def known(sharding: NamedSharding, ndim: int, mesh: Mesh | None) -> Sharding:
+    """Return what jax's sharding of an array of ``ndim`` dimensions is here, on ``mesh`` if that is equal."""
     found = sharding.mesh
     grid = Mesh(
         tuple(found.devices.shape), tuple(map(str, found.axis_names)), tuple([d.id for d in found.devices.flat])
     )
     spec = [() if e is None else e if isinstance(e, tuple) else (e,) for e in sharding.spec]
     full = tuple([tuple(map(str, names)) for names in spec] + [()] * (ndim - len(spec)))
-    return interned(mesh if grid == mesh else grid, full)
+    return interned(grid if mesh is None or mesh != grid else mesh, full)
 
 
 def padded(x: jax.Array, sharding: Sharding) -> jax.Array:
@@ -69,3 +70,27 @@ def cropped(x: jax.Array, size: tuple[int, ...]) -> jax.Array:
 def constrained(x: jax.Array, sharding: Sharding) -> jax.Array:
     """Return an array that XLA lays out as the sharding says."""
     return cropped(lax.with_sharding_constraint(padded(x, sharding), named(sharding)), x.shape)
+
+
+def written(sharding: NamedSharding) -> list[object]:
+    """Return a sharding as JSON can hold it: of its mesh the shape, axis names and devices, and the spec."""
+    mesh = sharding.mesh
+    ids = [device.id for device in mesh.devices.flat]
+    return [
+        [*mesh.devices.shape],
+        [*map(str, mesh.axis_names)],
+        ids,
+        [[e] if isinstance(e, str) else e for e in sharding.spec],
+    ]
+
+
+def read(facts: tuple[list[int], list[str], list[int], list[list[str] | None]]) -> NamedSharding:
+    """Return the sharding that `written` wrote."""
+    shape, names, devices, spec = facts
+    mesh = mesh_of(Mesh(tuple(shape), tuple(names), tuple(devices)))
+    return NamedSharding(mesh, PartitionSpec(*[None if e is None else tuple(e) for e in spec]))
+
+
+def whole(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Return the sharding of an array that all devices of jax's mesh have all of."""
+    return NamedSharding(mesh, PartitionSpec())

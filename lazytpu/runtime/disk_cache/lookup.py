@@ -30,7 +30,7 @@ def key_of(graph: Graph) -> str:
     """Return the disk cache's key of a graph; empty where it is off, graphs are dumped, or this one cannot be kept."""
     if not config.disk_cache or config.dump:  # a dump wants the positions of ops, which one on disk does not have
         return ""
-    key = serialized.key_of(graph, jax.devices()[0]) if is_portable(graph) else ""
+    key = serialized.key_of(graph, jax.local_devices()[0]) if is_portable(graph) else ""
     if not key:
         metrics.count("disk_skipped")
     return key
@@ -93,7 +93,7 @@ def _write(key: str, compiled: Any) -> None:
         if found is None:
             metrics.count("disk_skipped")
         else:
-            store.store(key, {**found[0], _MADE_BY: serialized.made_by(jax.devices()[0])}, found[1])
+            store.store(key, {**found[0], _MADE_BY: serialized.made_by(jax.local_devices()[0])}, found[1])
     metrics.add_time("store", time.perf_counter() - start)
 
 
@@ -105,7 +105,7 @@ def difference(key: str) -> str:
     """
     if not key:
         return ""
-    now = serialized.made_by(jax.devices()[0])
+    now = serialized.made_by(jax.local_devices()[0])
     for header in store.akin(key, serialized.IDENTITY):
         then = header.get(_MADE_BY)
         if isinstance(then, dict):

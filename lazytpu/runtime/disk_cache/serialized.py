@@ -25,6 +25,7 @@ import torch
 
 from lazytpu.config import config
 from lazytpu.ir.graph import Graph
+from lazytpu.lowering.support import shardings
 from lazytpu.runtime.disk_cache.provenance import sources_digest
 from lazytpu.runtime.disk_cache.warmup import ends_soon
 
@@ -137,10 +138,11 @@ def device_facts(device: jax.Device) -> tuple[str, str, str, str]:
 
 
 @cache
-def _device(device: jax.Device) -> tuple[str, str, str, int, int, str]:
+def _device(device: jax.Device) -> tuple[str, str, str, int, tuple[int, int, int], str]:
     client = device.client
     host = _processor() if device.platform == "cpu" else ""
-    return client.platform, client.platform_version, device.device_kind, device.id, jax.device_count(), host
+    world = jax.device_count(), jax.process_count(), jax.process_index()
+    return client.platform, client.platform_version, device.device_kind, device.id, world, host
 
 
 def _processor() -> str:
@@ -158,7 +160,7 @@ def _processor() -> str:
 def dump(compiled: jax.stages.Compiled) -> tuple[dict[str, Any], bytes] | None:
     """Return what to keep of an executable: facts that JSON can hold, and XLA's bytes.
 
-    None where it cannot be kept: it calls back into Python, spans devices, or this jax is another than those known.
+    None where it cannot be kept: it calls back into Python, or this jax is another than those known.
     """
     if core is None:
         return None
@@ -167,15 +169,18 @@ def dump(compiled: jax.stages.Compiled) -> tuple[dict[str, Any], bytes] | None:
         parts = {f.name: getattr(keeper, f.name) for f in dataclasses.fields(keeper)}
         if any(parts[name] for name in _NOTHING if name in parts) or compiled._params.const_args:
             return None
-        if not _known_parts() >= {*parts} or len(parts["device_list"]) != 1:
+        if not _known_parts() >= {*parts}:
             return None
         outputs = [[list(a.shape), str(a.dtype), bool(a.weak_type)] for a in parts["output_avals"]]
         facts = {"kept": sorted(parts["kept_var_idx"]), "outputs": outputs, "name": parts["name"], "lapack": False}
         if parts["backend"].platform == "cpu":  # the others have neither LAPACK nor anything to plan in a first run
             text = "".join(module.to_string() for module in parts["xla_executable"].hlo_modules())
             facts["lapack"] = _LAPACK in text
-            if ends_soon(compiled, text):
+            if len(parts["device_list"]) == 1 and ends_soon(compiled, text):
                 facts["warm_up"] = [[list(a.shape), str(a.dtype)] for a in parts["input_avals"]]
+        if len(parts["device_list"]) > 1:
+            facts["devices"] = [device.id for device in parts["device_list"]]
+            facts["shardings"] = [shardings.written(s) for s in parts["output_shardings"]]
         return facts, parts["xla_executable"].serialize()
     except (AttributeError, KeyError, NotImplementedError, jax.errors.JaxRuntimeError):
         return None  # of a platform that serializes nothing, or of an unknown jax
@@ -188,7 +193,15 @@ def deserialized(facts: dict[str, object], data: bytes, device: jax.Device) -> o
     """
     if facts.get("lapack", True):
         lapack.prepare_lapack_call("getrf", np.dtype("float32"))
-    return device.client.deserialize_executable(data, executable_devices=xla_client.DeviceList((device,)))
+    return device.client.deserialize_executable(data, executable_devices=_devices(facts, device))
+
+
+def _devices(facts: dict[str, Any], device: jax.Device) -> Any:
+    """Return the devices that a program runs on: those of its mesh, or the one device."""
+    if "devices" not in facts:
+        return xla_client.DeviceList((device,))
+    known = {d.id: d for d in jax.devices()}
+    return xla_client.DeviceList(tuple([known[i] for i in facts["devices"]]))
 
 
 class Typed(Protocol):
@@ -216,7 +229,7 @@ def revived(
     Raises:
         CannotLoad: XLA refuses the bytes, or the facts are not about these arguments.
     """
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     types = [*given, *kept, *(t for t in packs if t is not None)]
     donated = [i < len(given) for i in range(len(types))]
     all_avals = [core.ShapedArray(tuple(t.shape), np.dtype(t.dtype)) for t in types]
@@ -228,17 +241,24 @@ def revived(
             for shape, dtype, weak in facts["outputs"]
         ]
         executable = deserialized(facts, made, device) if isinstance(made, bytes) else made
-        sharding = jax.sharding.SingleDeviceSharding(device)
+        devices = _devices(facts, device)
+        if len(devices) == 1:
+            placed: list[jax.sharding.Sharding] = [jax.sharding.SingleDeviceSharding(device)] * len(avals)
+            laid_out: list[jax.sharding.Sharding] = [jax.sharding.SingleDeviceSharding(device)] * len(results)
+        else:
+            written = [shardings.read(s) for s in facts["shardings"]]
+            laid_out, everywhere = [*written], shardings.whole(written[0].mesh)
+            placed = [getattr(types[i], "sharding", None) or everywhere for i in used]
         parts: dict[str, Any] = {
             **_NOTHING,
             "xla_executable": executable,
-            "device_list": xla_client.DeviceList((device,)),
+            "device_list": devices,
             "backend": device.client,
             "input_avals": avals,
-            "input_shardings": [sharding] * len(avals),
+            "input_shardings": placed,
             "output_avals": results,
-            "output_shardings": [sharding] * len(results),
-            "committed": False,
+            "output_shardings": laid_out,
+            "committed": len(devices) > 1,
             "name": str(facts["name"]),
             "kept_var_idx": set(used),
             "xla_in_layouts": [None] * len(avals),

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, TextIO, TypedDict
+from typing import BinaryIO, Protocol, TextIO, TypedDict, cast
 
 import torch
 from torch.types import Device
@@ -215,11 +215,25 @@ def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> byt
 # --- transfers and files --------------------------------------------------------------------------------------------
 
 
-def send_cpu_data_to_device(datas: object, device: Device, input_sharding: None = None) -> list[object]:
-    """Move the tensors of a pytree; return a list of the elements of ``datas``."""
-    if input_sharding is not None:
-        raise ValueError("input_sharding: one device holds whole tensors")
+class _Spec(Protocol):
+    """What a ``ShardingSpec`` of ``torch_xla.distributed.spmd`` can do."""
+
+    def can_apply(self, t: torch.Tensor) -> bool: ...
+    def apply(self, t: torch.Tensor) -> None: ...
+
+
+def _apply_sharding(batch: object, sharding: object) -> None:
+    """Split the tensors of a pytree that have as many dimensions as a sharding says, or none."""
+    if sharding is not None:
+        for t in torch.utils._pytree.tree_leaves(batch):
+            if isinstance(t, torch.Tensor) and cast(_Spec, sharding).can_apply(t):
+                cast(_Spec, sharding).apply(t)
+
+
+def send_cpu_data_to_device(datas: object, device: Device, input_sharding: _Spec | None = None) -> list[object]:
+    """Move the tensors of a pytree, and split them; return a list of the elements of ``datas``."""
     moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), datas)
+    _apply_sharding(moved, input_sharding)
     return list(moved) if isinstance(moved, (list, tuple)) else [moved]
 
 

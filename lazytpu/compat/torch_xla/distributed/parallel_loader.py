@@ -98,12 +98,34 @@ _ACCEPTED = {
 
 
 def _device_loader(loader: Iterable[Batch], device: Device, options: dict[str, object]) -> DeviceLoader:
-    if options.get("input_sharding") is not None:
-        raise ValueError("input_sharding: one device holds whole batches")
     if options.get("batches_per_execution", 1) != 1:
         raise ValueError("batches_per_execution: each batch ends a step")
     unknown = options.keys() - _ACCEPTED - {"input_sharding"}
     if unknown:
         raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
     where = torch.device(device) if isinstance(device, int) else device
-    return DeviceLoader(loader, where, prefetch=cast(int, options.get("device_prefetch_size", 2)))
+    prefetch = cast(int, options.get("device_prefetch_size", 2))
+    return _ShardedLoader(loader, where, prefetch, options.get("input_sharding"))
+
+
+class _ShardedLoader(DeviceLoader):
+    """A loader that splits what is of as many dimensions as its sharding says.
+
+    Args:
+        sharding: a ``ShardingSpec``, a dictionary of them by the keys of a batch, or None.
+    """
+
+    def __init__(
+        self, loader: Iterable[Batch], device: torch.device | str | None, prefetch: int, sharding: object
+    ) -> None:
+        super().__init__(loader, device, prefetch)
+        self._sharding = sharding
+
+    def _to_device(self, batch: Batch) -> Batch:
+        found: Batch = super()._to_device(batch)
+        if isinstance(self._sharding, dict) and isinstance(found, dict):
+            for key, spec in self._sharding.items():
+                xla_model._apply_sharding(found.get(key), spec)
+        else:
+            xla_model._apply_sharding(found, self._sharding)
+        return found
