@@ -242,6 +242,23 @@ def test_plans_that_do_not_fit_raise() -> None:
 
 
 @eight_devices
+def test_plans_lay_out_what_goes_in_and_comes_out() -> None:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import PrepareModuleInputOutput
+
+    layer = nn.Linear(8, 8).to(lazytpu.device())
+    style = PrepareModuleInputOutput(
+        input_layouts=(Replicate(),),
+        desired_input_layouts=(Shard(0),),
+        output_layouts=(Replicate(),),
+        desired_output_layouts=(Shard(1),),
+    )
+    spmd.parallelize(layer, spmd.Mesh((8,), ("model",)), style)
+    text = lazytpu.ir_text(layer(torch.ones(8, 8).to(lazytpu.device())))
+    assert "{model, ...} on mesh" in text and "{..., model} on mesh" in text
+
+
+@eight_devices
 def test_the_last_batch_need_not_divide() -> None:
     mesh = spmd.Mesh((8,), ("data",))
     loader = torch.utils.data.DataLoader(torch.arange(21.0), batch_size=16)

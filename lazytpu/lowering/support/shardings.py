@@ -91,6 +91,6 @@ def read(facts: tuple[list[int], list[str], list[int], list[list[str] | None]]) 
     return NamedSharding(mesh, PartitionSpec(*[None if e is None else tuple(e) for e in spec]))
 
 
-def whole(mesh: jax.sharding.Mesh) -> NamedSharding:
+def whole(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> NamedSharding:
     """Return the sharding of an array that all devices of jax's mesh have all of."""
     return NamedSharding(mesh, PartitionSpec())
