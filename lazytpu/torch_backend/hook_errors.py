@@ -38,9 +38,12 @@ class _Engine(torch._C._ImperativeEngine):
             if not _kept:
                 raise
             error = _kept.pop()
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # a cycle of it and this frame would hold the frames that called, and the tensors in them
 
 
 def register() -> None:
-    """Gives autograd the engine."""
+    """Give autograd the engine."""
     setattr(torch.autograd.Variable, "_execution_engine", _Engine())  # noqa: B010  not among its declared attributes

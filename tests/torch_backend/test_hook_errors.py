@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -77,3 +80,25 @@ def test_hooks_that_raise_in_two_threads_and_in_a_backward_pass_within_another(d
     for thread in threads:
         thread.join()
     assert seen == ["MyError('mine')"] * 2
+
+
+def test_what_the_hook_held_is_freed_with_its_exception(device: torch.device) -> None:
+    def held() -> weakref.ref[torch.Tensor]:
+        x = torch.ones(3, device=device, requires_grad=True) * 2
+        large = torch.ones(3)
+
+        def hook(grad: torch.Tensor) -> None:
+            kept = large  # noqa: F841  a variable of a frame of the traceback
+            raise MyError("mine")
+
+        x.register_hook(hook)
+        with suppress(MyError):
+            x.sum().backward()
+        return weakref.ref(large)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert held()() is None
+    finally:
+        gc.enable()
