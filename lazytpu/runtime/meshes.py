@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -63,7 +63,7 @@ def put(buffer: jax.Array, sharding: Sharding | None, size: tuple[int, ...]) -> 
     with uninterrupted(), jax.enable_x64(True):
         whole = whole_of(buffer, size)
         if sharding is not None and sharding.padded(size) != size:
-            whole = jax.jit(lambda x: shardings.padded(x, sharding))(whole)
+            whole = _padded(whole, sharding)
         found: jax.Array = jax.device_put(whole, where)
     return found
 
@@ -73,8 +73,12 @@ def whole_of(buffer: jax.Array, size: tuple[int, ...]) -> jax.Array:
     if buffer.shape == size:
         return buffer
     with uninterrupted(), jax.enable_x64(True):
-        found: jax.Array = jax.jit(lambda x: shardings.cropped(x, size))(buffer)
-    return found
+        return _cropped(buffer, size)
+
+
+# Made once, so that jax compiles one for each type.
+_padded: Callable[[jax.Array, Sharding], jax.Array] = jax.jit(shardings.padded, static_argnums=1)
+_cropped: Callable[[jax.Array, tuple[int, ...]], jax.Array] = jax.jit(shardings.cropped, static_argnums=1)
 
 
 def sharding_of(buffer: jax.Array, mesh: Mesh) -> Sharding | None:

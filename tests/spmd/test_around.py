@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -45,6 +46,18 @@ def test_memory_allocated_counts_parts() -> None:
     y = marked("data")
     assert client.memory_allocated() - before == 128 + 4 * 128
     del x, y
+
+
+@eight_devices
+def test_padding_and_cropping_are_compiled_once() -> None:
+    mesh = spmd.Mesh((8,), ("data",))
+    assert spmd.mark_sharding(torch.ones(10).to(lazytpu.device()), mesh, ("data",)).sum().item() == 10
+    x = spmd.mark_sharding(torch.arange(10.0).to(lazytpu.device()), mesh, ("data",))
+    assert lazytpu.to_jax(x).shape == (10,)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", lambda *args, **options: pytest.fail("compiled again"))
+        x = spmd.mark_sharding(torch.arange(10.0).to(lazytpu.device()), mesh, ("data",))
+        assert lazytpu.to_jax(x).tolist() == list(range(10))
 
 
 @eight_devices
