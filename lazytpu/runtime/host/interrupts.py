@@ -54,5 +54,14 @@ class uninterrupted:
         self.owner = None
         for number, handler in self.previous.items():
             _set(number, handler)
-        for number in self.received:
-            signal.raise_signal(number)
+        if self.received:
+            _raise_all(self.received)
+
+
+def _raise_all(numbers: list[int]) -> None:
+    """Raise signals one after the other; the handlers of the later ones run even if that of one before raises."""
+    try:
+        signal.raise_signal(numbers[0])
+    finally:
+        if numbers[1:]:
+            _raise_all(numbers[1:])
