@@ -6,9 +6,9 @@ leaves Python free, has the thread of its own.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 
 import jax
@@ -23,8 +23,9 @@ _Made = tuple[jax.stages.Compiled, float]  # jax's executable, and the seconds t
 
 # By `_name`: what is being compiled, and the seconds that lowering took.
 _futures: dict[tuple[object, ...], tuple[Future[_Made], float]] = {}
-_waiting: queue.SimpleQueue[tuple[jax.stages.Lowered, Future[_Made]]] = queue.SimpleQueue()
-_thread: list[threading.Thread] = []
+_waiting: deque[tuple[jax.stages.Lowered, Future[_Made]]] = deque()
+_thread: list[threading.Thread] = []  # what compiles, until nothing waits
+_lock = threading.Lock()  # held to add to what waits, and by the thread to end because nothing does
 
 
 def compiled(graph: Graph) -> Executable | None:
@@ -69,19 +70,21 @@ def _name(graph: Graph) -> tuple[object, ...]:
 def _begin(name: tuple[object, ...], lowered: jax.stages.Lowered, lower_s: float) -> None:
     future: Future[_Made] = Future()
     _futures[name] = future, lower_s
-    _waiting.put((lowered, future))
-    if not any(thread.is_alive() for thread in _thread):
-        _thread[:] = [threading.Thread(target=_compile, name="lazytpu-compile")]
-        _thread[0].start()
+    with _lock:
+        _waiting.append((lowered, future))
+        if not any(thread.is_alive() for thread in _thread):
+            _thread[:] = [threading.Thread(target=_compile, name="lazytpu-compile")]
+            _thread[0].start()
 
 
 def _compile() -> None:
     """Compile what waits, until nothing does; at the end of the main thread, Python waits for one compilation."""
     while threading.main_thread().is_alive():
-        try:
-            lowered, future = _waiting.get(timeout=0.5)
-        except queue.Empty:
-            return
+        with _lock:
+            if not _waiting:
+                _thread.clear()
+                return
+            lowered, future = _waiting.popleft()
         with prefetch.busy:
             start = time.perf_counter()
             try:

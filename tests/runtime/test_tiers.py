@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -105,6 +107,35 @@ def test_a_thread_compiles_while_the_graph_is_interpreted(
     background.settle()
     assert [total() for _ in range(2)] == [(34, 4, 1), (34, 4, 1)]
     assert "compiled 1 graph" in lazytpu.explain()
+
+
+def test_a_graph_that_comes_while_the_thread_ends_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[int] = []
+
+    class Waiting(deque[Any]):
+        """Waits that get one more just when the thread has seen that there is none."""
+
+        def __bool__(self) -> bool:
+            if len(self) == 0 and threading.current_thread() is not threading.main_thread() and not late.is_set():
+                late.set()
+                time.sleep(0.1)
+                return False
+            return len(self) > 0
+
+    class Lowered:
+        def compile(self) -> None:
+            compiled.append(1)
+
+    late = threading.Event()
+    monkeypatch.setattr(background, "_waiting", Waiting())
+    monkeypatch.setattr(background, "_futures", {})
+    lowered: Any = Lowered()
+    background._begin(("one",), lowered, 0.0)
+    assert late.wait(60)
+    background._begin(("two",), lowered, 0.0)
+    for future, _ in background._futures.values():
+        future.result(60)
+    assert compiled == [1, 1]
 
 
 def test_what_fails_on_the_thread_is_raised_where_the_graph_comes(
