@@ -2,7 +2,8 @@
 
 An optimizer that steps for the second time since the last cut is in such a loop.  Without a cut its graph would hold
 one iteration after the other until something is read, as every fortieth loss: much memory, and a program of its own for
-each number of iterations.  So that step and all later ones of the optimizer end a step.
+each number of iterations.  So that step and the later ones of the optimizer end a step, until the program calls
+`mark_step` itself: an optimizer may step once before its loop, to make its state.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from lazytpu.config import config
 from lazytpu.ir.tree import trace
 from lazytpu.location import site
 from lazytpu.observe import logs
+from lazytpu.tracing import step
 from lazytpu.tracing.record import is_device_tensor
-from lazytpu.tracing.step import mark_step
 
-_IN_A_LOOP = -1
 _last: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
-"""For each optimizer the number of the step in which it stepped last, or that it is in a loop without `mark_step`."""
+"""For each optimizer the number of the step in which it stepped last."""
+_looping: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+"""For those in a loop how often the program had called `mark_step` when they stepped last."""
+_ended = 0  # steps that were ended here
 _kept_whole = False
 
 
@@ -44,21 +47,22 @@ def kept_whole() -> Iterator[None]:
 
 
 def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    global _ended
     if _kept_whole or trace.apart or not trace.cursor.depth or not config.cut_loops:
         return
-    last = _last.get(optimizer)
+    last, marks = _last.get(optimizer), step.marks - _ended
     if last is None and not any(is_device_tensor(p) for p in optimizer.param_groups[0]["params"][:1]):
         return
-    if last == trace.step:
+    if _looping.get(optimizer) != marks:
+        _last[optimizer] = trace.step
+        if last != trace.step:
+            return
         logs.note(
             "step",
             "%s steps again without lazytpu.mark_step(): each of its steps ends one from now on, at %s",
             type(optimizer).__name__,
             site.line_here(),
         )
-        last = _IN_A_LOOP
-    if last == _IN_A_LOOP:
-        _last[optimizer] = _IN_A_LOOP
-        mark_step()
-    else:
-        _last[optimizer] = trace.step
+        _looping[optimizer] = marks
+    _ended += 1
+    step.mark_step()

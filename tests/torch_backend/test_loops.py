@@ -88,3 +88,21 @@ def test_a_loss_of_the_step_that_ended_is_logged_without_a_cut(
     assert "4" in str(log(loss))
     assert [lazytpu.metrics.counter(name) for name in ("cut", "execute")] == before
     assert newer.tolist() == [2, 2, 2]
+
+
+def test_an_optimizer_that_steps_before_its_loop_leaves_the_steps_of_the_loop_whole(device: torch.device) -> None:
+    net, x = nn.Linear(4, 2).to(device), torch.ones(3, 4, device=device)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    net(x).sum().backward()
+    optimizer.step()  # to make its state
+    cuts = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        optimizer.step()
+        average = net.weight.detach() * 0.9  # noqa: F841  so that there is something to run after the optimizer
+        before = lazytpu.metrics.counter("cut")
+        lazytpu.mark_step()
+        cuts.append(lazytpu.metrics.counter("cut"))
+        assert cuts[-1] == before + 1
+    assert cuts[2] - cuts[1] == cuts[1] - cuts[0] == 1
