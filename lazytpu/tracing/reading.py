@@ -63,7 +63,9 @@ def contents_of(cell: Cell, reason: str) -> torch.Tensor:
 def _to_host(cell: Cell, reason: str) -> torch.Tensor:
     host = transfers.to_host(buffer_of(cell, reason))
     size = resolve(cell)[0].layout.size
-    return host if host.shape == size else host[tuple([slice(n) for n in size])]  # without the padding of a sharding
+    if host.shape == size:
+        return host
+    return host[tuple([slice(n) for n in size])].contiguous()  # without the padding of a sharding
 
 
 def buffer_of(cell: Cell, reason: str) -> Buffer:

@@ -97,6 +97,7 @@ def test_what_overwrites_a_tensor_lies_as_it_did() -> None:
 def test_a_view_has_the_sharding_of_its_storage() -> None:
     w = spmd.mark_sharding(on_device(8, 4), mesh(), ("data", "model"))
     assert spec_of(w.t()) == ("model", "data") and spec_of(w.detach()) == ("data", "model")
+    assert spec_of(w[0]) is None and spec_of(w.view(4, 8)) is None
     v = on_device(4, 8)
     spmd.mark_sharding(v.t(), mesh(), ("data", "model"))
     assert spec_of(v) == ("model", "data")
@@ -132,6 +133,37 @@ def test_sizes_that_do_not_divide_are_padded_and_told_as_they_are() -> None:
 
 
 @eight_devices
+def test_views_of_padded_tensors_are_read_as_they_are() -> None:
+    x, whole = spmd.mark_sharding(on_device(7, 5), mesh(), ("data", "model")), torch.arange(35.0).reshape(7, 5)
+    for of in (lambda t: t[2], lambda t: t[:, 1], lambda t: t.t(), lambda t: t.view(-1)[3::4]):
+        assert torch.equal(of(x).cpu(), of(whole))
+
+
+@eight_devices
+def test_tensors_without_elements_are_split_like_others() -> None:
+    x = spmd.mark_sharding(on_device(0, 8), mesh(), ("data", "model"))
+    assert x.cpu().shape == (0, 8) and {part.data.shape for part in spmd.local_shards(x)} == {(0, 2)}
+    assert (x + 1).cpu().shape == (0, 8)
+
+
+@eight_devices
+def test_replicated_results_of_several_ranks_share_a_graph() -> None:
+    x = spmd.mark_sharding(on_device(8, 4), mesh(), ("data",))
+    y = spmd.mark_sharding(on_device(8, 2, 2), mesh(), ("data",))
+    one, other = spmd.replicate(x * 2, mesh()), spmd.replicate(y * 3, mesh())
+    lazytpu.mark_step()
+    assert spec_of(one) == (None, None) and spec_of(other) == (None, None, None)
+    assert torch.equal(one.cpu(), 2 * torch.arange(32.0).reshape(8, 4))
+
+
+@eight_devices
+def test_a_parameter_on_a_mesh_stays_the_object_it_is_when_its_module_moves() -> None:
+    model = spmd.fully_shard(torch.nn.Linear(8, 8), mesh(), "model")
+    weight = model.weight
+    assert model.cpu().weight is weight and weight.device.type == "cpu"
+
+
+@eight_devices
 def test_clear_sharding_and_replicate() -> None:
     x = spmd.mark_sharding(on_device(8, 4), mesh(), ("data", "model"))
     spmd.replicate(x, mesh())
@@ -149,6 +181,8 @@ def test_local_shards_say_what_they_are() -> None:
     assert [part.device for part in parts] == list(range(8))
     assert parts[5].index == (slice(4, 8), slice(1, 2))
     assert all(torch.equal(part.data, whole[part.index]) for part in parts)
+    parts = spmd.local_shards(x.t())
+    assert all(part.data.shape == (1, 4) and torch.equal(part.data, whole.t()[part.index]) for part in parts)
 
 
 @eight_devices
