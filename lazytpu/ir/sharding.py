@@ -113,7 +113,7 @@ class Sharding:
 
 
 _known: dict[tuple[object, ...], Sharding] = {}
-_named: dict[str, Sharding] = {}
+_named: dict[tuple[str, int], Sharding] = {}  # by text and number of dimensions, which {replicated} leaves out
 
 
 def sharding(mesh: Mesh, spec: Iterable[Entry], size: Sequence[int]) -> Sharding:
@@ -150,13 +150,13 @@ def interned(mesh: Mesh, spec: tuple[tuple[str, ...], ...]) -> Sharding:
     found = _known.get(key)
     if found is None:
         found = _known.setdefault(key, Sharding(Mesh(mesh.shape, mesh.axis_names, mesh.devices), spec))
-        _named[str(found)] = found
+        _named[str(found), len(spec)] = found
     return found
 
 
-def named_sharding(name: str) -> Sharding:
-    """Return the sharding whose text this is, as an op of a graph refers to it."""
-    return _named[name]
+def named_sharding(name: str, ndim: int) -> Sharding:
+    """Return the sharding of ``ndim`` dimensions whose text this is, as an op of a graph refers to it."""
+    return _named[name, ndim]
 
 
 def _axes_of(entry: object) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def _inferred(value: Value, mesh: Mesh, known: dict[Value, Sharding | None]) -> 
         if at.node is None:
             known[at] = at.sharding or replicated(mesh, at)
         elif at.node.op.name == SHARD:
-            asked = named_sharding(at.node.args[1])
+            asked = named_sharding(at.node.args[1], len(at.layout.size))
             known[at] = None if asked.is_open else asked
         else:
             sources = [s for s in _same_elements(at) if s.layout.size == at.layout.size]

@@ -18,4 +18,4 @@ library.impl("shard", lambda x, sharding: x.clone(), "CPU")  # for `lazytpu.conf
 
 @lowers(shard_op)
 def shard(out, x, sharding):
-    return constrained(x, named_sharding(sharding))
+    return constrained(x, named_sharding(sharding, x.ndim))
