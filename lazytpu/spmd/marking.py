@@ -90,7 +90,10 @@ def clear_sharding(tensor: _T) -> _T:
 
 
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:
-    """Return how a tensor lies, None if on one device or if nobody has asked for all of it on each device."""
+    """Return how a tensor lies, None if on one device or if nobody has asked for all of it on each device.
+
+    A view has the sharding of its storage where its dimensions are those of the storage, in any order; else None.
+    """
     found = sharding.sharding_of(_on_device("sharding_of", tensor))
     if found is None:
         return None
@@ -107,12 +110,16 @@ def local_shards(tensor: torch.Tensor) -> list[LocalShard]:
         A part a device, in the order of their ids.  Devices that share a part have it each.
     """
     storage, layout = resolve(cell_of(_on_device("local_shards", tensor)))
-    if layout is not storage.layout:
+    order = sharding.permutation(storage.layout, layout)
+    if order is None:  # other elements or dimensions than the storage has
         tensor = tensor.detach().clone()
         storage, _ = resolve(cell_of(tensor))
+        order = list(range(tensor.dim()))
     buffer = reading.buffer_of(storage, "local_shards")
-    found = meshes.parts_of(buffer, storage.layout.size)
-    return [LocalShard(torch.tensor(part, dtype=tensor.dtype), index, device) for device, index, part in found]
+    return [
+        LocalShard(torch.tensor(part, dtype=tensor.dtype).permute(order), tuple([index[d] for d in order]), device)
+        for device, index, part in meshes.parts_of(buffer, storage.layout.size)
+    ]
 
 
 def _on_device(name: str, tensor: _T) -> _T:

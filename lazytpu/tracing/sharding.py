@@ -35,7 +35,7 @@ def mark(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> None:
         if wanted.is_open:
             if not is_result(tensor):
                 raise ValueError(
-                    f"only where a result is computed can XLA choose how it lies (...), not for {layout!r}"
+                    f"only where a result is computed can XLA choose how it lies (...), not for {layout.describe()}"
                 )
             _constrain(storage, layout, wanted)
         elif layout is storage.layout:
@@ -115,13 +115,13 @@ def clear(tensor: torch.Tensor) -> None:
 
 
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:
-    """Return how a device tensor lies, a view as far as its dimensions are those of its storage."""
+    """Return how a device tensor lies; None for a view whose dimensions are not those of its storage."""
     storage, layout = resolve(cell_of(tensor))
     found = storage.sharding
     if found is None or layout is storage.layout:
         return found
     order = permutation(storage.layout, layout)
-    return found if order is None else interned(found.mesh, tuple([found.spec[d] for d in order]))
+    return None if order is None else interned(found.mesh, tuple([found.spec[d] for d in order]))
 
 
 def permutation(root: Layout, layout: Layout) -> list[int] | None:
