@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.torch_backend.after_import import after_import
+from lazytpu.tracing import shardings_kept
 
 _Convert = Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,6 +40,7 @@ def _swapping(convert: _Convert) -> _Convert:
         if not _crosses(tensor, out):
             return out
         grad, tensor.grad = tensor.grad, None
+        shardings_kept.forget(tensor)
         try:
             torch.utils.swap_tensors(tensor, _parameter_like(tensor, out))
         except RuntimeError as error:

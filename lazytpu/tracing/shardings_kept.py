@@ -25,6 +25,11 @@ def share_with_gradient(parameter: torch.Tensor) -> None:
         _leaves[key] = weakref.ref(parameter, lambda _: _leaves.pop(key, None))
 
 
+def forget(parameter: torch.Tensor) -> None:
+    """Drop the weak reference to a parameter, with which ``torch.utils.swap_tensors`` would refuse it."""
+    _leaves.pop(id(parameter), None)
+
+
 def wanted_shardings(live: list[Storage], outputs: tuple[Value, ...]) -> tuple[Sharding | None, ...]:
     """Return what the storages that hold the outputs of a step on a mesh want, None where they want nothing.
 
