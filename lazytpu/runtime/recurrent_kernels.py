@@ -45,7 +45,7 @@ class _TorchArrays:
     def split(self, x: Tensor, parts: int) -> Sequence[Tensor]:
         return x.chunk(parts, -1)
 
-    def where(self, mask: Tensor, x: Tensor, y: Tensor | float) -> Tensor:
+    def where(self, mask: Tensor, x: Tensor | float, y: Tensor | float) -> Tensor:
         return torch.where(mask, x, y)
 
     def take(self, x: Tensor, rows: Tensor) -> Tensor:

@@ -203,6 +203,17 @@ def test_only_what_requires_one_has_a_gradient(interpreted: None) -> None:
     check(program)
 
 
+def test_gradients_go_through_nan_of_relu(interpreted: None) -> None:
+    def program(device: str) -> Any:
+        torch.manual_seed(0)
+        model = nn.RNN(3, 4, nonlinearity="relu").to(device)
+        x = torch.tensor([[[float("nan"), 1, 2]], [[1, 2, 3]]], device=device).requires_grad_()
+        model(x)[0].sum().backward()
+        return [x.grad, *[p.grad for p in model.parameters()]]
+
+    check(program, equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_writing_to_the_output_before_the_gradient(kind: str, interpreted: None) -> None:
     def program(device: str) -> Any:
