@@ -57,7 +57,7 @@ def databases(record: dict[str, Any]) -> str:
     text = "## Databases of torch\n\nAll samples of each entry, compared with the CPU.\n"
     heads = ("database", "dtype", "entries", "passed at that time", "date", "torch")
     each = ((d["database"], d["dtype"], d["entries"], d["passed"], d["date"], d["torch"]) for d in found)
-    return section(text, heads, each, "\nWhat had not passed was mended afterwards, or is known to differ.\n")
+    return section(text, heads, each, "\nWhat had not passed was fixed afterwards, or is known to differ.\n")
 
 
 def fuzzed(record: dict[str, Any]) -> str:
