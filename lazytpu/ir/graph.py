@@ -72,9 +72,8 @@ class Graph:
         """The meshes that inputs, outputs and ops of the graph lie on, all over the same devices in one order."""
         found = {v.sharding.mesh: None for v in self.inputs if v.sharding is not None}
         found |= {s.mesh: None for s in self.shardings if s is not None}
-        found |= {
-            named_sharding(n.args[1], len(n.args[0].layout.size)).mesh: None for n in self.nodes if n.op.name == SHARD
-        }
+        marks = [(n.args[1], len(n.args[0].layout.size)) for n in self.nodes if n.op.name == SHARD]
+        found |= {named_sharding(*mark).mesh: None for mark in marks}
         return tuple(found)
 
     @property

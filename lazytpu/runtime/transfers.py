@@ -54,9 +54,8 @@ def to_host(buffer: Buffer) -> torch.Tensor:
     try:
         ready([buffer])
         start = time.perf_counter()
-        host = (
-            np.asarray(buffer) if buffer.size else np.empty(buffer.shape, buffer.dtype)
-        )  # jax puts no empty parts together
+        # jax cannot put parts together that have no elements
+        host = np.asarray(buffer) if buffer.size else np.empty(buffer.shape, buffer.dtype)
     except RuntimeError as error:
         if "deleted" in str(error):
             raise DonatedBufferError(
