@@ -14,12 +14,13 @@ from lazytpu.observe import metrics
 from lazytpu.runtime import client
 from lazytpu.runtime.host.interrupts import uninterrupted
 
-_used: list[bool] = []
+used: list[bool] = []
+"""Not empty once a buffer of this process was put on a mesh: `in_use` without a call."""
 
 
 def in_use() -> bool:
     """Return whether any buffer of this process was put on a mesh."""
-    return bool(_used)
+    return bool(used)
 
 
 def devices() -> tuple[int, ...]:
@@ -59,7 +60,7 @@ def put(buffer: jax.Array, sharding: Sharding | None, size: tuple[int, ...]) -> 
     """
     where = client.device() if sharding is None else shardings.named(sharding)
     metrics.count("resharded")
-    _used[:] = [True]
+    used[:] = [True]
     with uninterrupted(), jax.enable_x64(True):
         whole = whole_of(buffer, size)
         if sharding is not None and sharding.padded(size) != size:
@@ -91,7 +92,7 @@ def sharding_of(buffer: jax.Array, mesh: Mesh) -> Sharding | None:
 
 def taken(buffer: jax.Array) -> Sharding:
     """Return how an array of somebody else's lies, whose sharding is a ``NamedSharding``."""
-    _used[:] = [True]
+    used[:] = [True]
     assert isinstance(buffer.sharding, jax.sharding.NamedSharding)
     return shardings.known(buffer.sharding, buffer.ndim, None)
 

@@ -97,6 +97,16 @@ def test_export_is_of_the_whole_model() -> None:
 
 
 @eight_devices
+def test_compiled_functions_take_what_a_step_on_a_mesh_gave_to_all_devices() -> None:
+    x, compiled = WHOLE.to(lazytpu.device()), lazytpu.jit(lambda x: x * 2 + 1)
+    for _ in range(4):
+        compiled(x)
+    _ = marked("data") + x
+    lazytpu.mark_step()
+    torch.testing.assert_close(compiled(x).cpu(), WHOLE * 2 + 1)
+
+
+@eight_devices
 def test_compiled_functions_compute_on_a_mesh_op_by_op() -> None:
     x = marked("data")
 

@@ -13,13 +13,13 @@ from lazytpu.frontends.dynamo.captured_program import results_of
 from lazytpu.frontends.dynamo.compiled import CompiledGraph
 from lazytpu.ir.tree import trace
 from lazytpu.observe.metrics import count_hit
-from lazytpu.runtime import executables, launch
+from lazytpu.runtime import executables, launch, meshes
 from lazytpu.tracing import cutting, record
 
 
 def quick(graph: CompiledGraph) -> Callable[..., list[object]]:
     """Return a graph as a function of its arguments that looks no further where the latest call can be repeated."""
-    lock, kept = record.lock, executables.executables
+    lock, kept, on_meshes = record.lock, executables.executables, meshes.used
 
     def call(*args: Any) -> list[Any]:
         try:
@@ -33,6 +33,7 @@ def quick(graph: CompiledGraph) -> Callable[..., list[object]]:
             or config.matmul_precision != known.precision
             or config.lowerings != known.lowerings
             or config.check_bounds
+            or on_meshes  # a buffer may lie on all devices of one
         ):
             return graph([*args])
         executable = known.executable()
