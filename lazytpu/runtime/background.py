@@ -19,6 +19,7 @@ from lazytpu.runtime import compiler
 from lazytpu.runtime.disk_cache import prefetch
 from lazytpu.runtime.executable import Executable
 
+_MOST_READY = 32  # programs that wait for their graph to come again; the oldest go first
 _Made = tuple[jax.stages.Compiled, float]  # jax's executable, and the seconds that XLA took
 
 # By `_name`: what is being compiled, and the seconds that lowering took.
@@ -69,6 +70,9 @@ def _name(graph: Graph) -> tuple[object, ...]:
 
 def _begin(name: tuple[object, ...], lowered: jax.stages.Lowered, lower_s: float) -> None:
     future: Future[_Made] = Future()
+    ready = [other for other, (made, _) in _futures.items() if made.done()]
+    for other in ready[: max(0, len(ready) - _MOST_READY)]:
+        del _futures[other]
     _futures[name] = future, lower_s
     with _lock:
         _waiting.append((lowered, future))

@@ -138,6 +138,19 @@ def test_a_graph_that_comes_while_the_thread_ends_is_compiled(monkeypatch: pytes
     assert compiled == [1, 1]
 
 
+def test_programs_of_graphs_that_do_not_come_again_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lowered:
+        def compile(self) -> None: ...
+
+    monkeypatch.setattr(background, "_futures", {})
+    lowered: Any = Lowered()
+    for n in range(100):
+        background._begin((n,), lowered, 0.0)
+        background.settle()
+    assert len(background._futures) == background._MOST_READY + 1
+    assert (99,) in background._futures
+
+
 def test_what_fails_on_the_thread_is_raised_where_the_graph_comes(
     device: torch.device, in_background: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
