@@ -30,7 +30,7 @@ KINDS = {
     "input": Kind(
         "an input has another shape, dtype or memory layout", "pad it to one of a few sizes, and mask the padding"
     ),
-    "sharding": Kind("a tensor lies otherwise on the mesh", "mark it once, before the first step"),
+    "sharding": Kind("a tensor has another sharding", "mark it once, before the first step"),
     "operand": Kind(
         "an op takes another tensor than before, or one more or fewer",
         "pass the same tensors, with the same memory layout, in every step",

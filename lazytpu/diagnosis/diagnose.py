@@ -93,7 +93,7 @@ def _of_known_path(cursor: Node, key: tuple[Any, ...], context: Context) -> Caus
         text = f"the ops up to op {cursor.depth} were recorded before, never compiled: no result was held, or it failed"
         return Cause("unfinished", text, here)
     if any(old[:3] == key[:3] and old[3:] != shardings for old in known):
-        return Cause("sharding", "results are to lie otherwise on the mesh", here, known=number)
+        return Cause("sharding", "results are to have another sharding", here, known=number)
     if any(old[:2] == (outputs, donated) for old in known):
         return _setting({"check_bounds": (not checks, bool(checks))}, here, number)
     known = [old for old in known if old[2:3] == tuple(checks)] or known
