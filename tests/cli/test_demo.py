@@ -14,7 +14,7 @@ def test_the_demo_trains_and_reports(tmp_path: Path) -> None:
     losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", done.stdout)]
     assert losses and losses[-1] < 2.4
     assert re.search(r"^ *\d+ steps +s +share", done.stdout, re.M), done.stdout
-    shares = [int(share) for share in re.findall(r"(\d+)% *$", done.stdout, re.M)]
+    shares = [int(share) for share in re.findall(r" (\d+)% *$", done.stdout, re.M)]
     assert len(shares) == 4 and sum(shares) in range(90, 111)  # of times that overlap a little
     assert f"the report: {Path('seen/report.html')}\n" in done.stdout
     page = (tmp_path / "seen/report.html").read_text()

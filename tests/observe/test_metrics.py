@@ -20,7 +20,7 @@ from lazytpu.ir.tree import trace
 from lazytpu.observe import metrics_tables, step_statistics
 from lazytpu.observe.metrics_tables import Step
 from lazytpu.observe.series import MAX_SAMPLES, Series
-from lazytpu.runtime import transfers
+from lazytpu.runtime import client, transfers
 from lazytpu.tracing import cutting, record_time, step
 from tests.support.processes import run_code
 
@@ -93,7 +93,7 @@ class SlowBuffer:
 
 @pytest.mark.parametrize(
     ("part", "owner", "name"),
-    [("cutting_s", cutting, "live_storages"), ("transferring_s", transfers.jax, "device_put"), ("python_s", None, "")],
+    [("cutting_s", cutting, "live_storages"), ("transferring_s", client, "put"), ("python_s", None, "")],
 )
 def test_time_goes_where_it_was_spent(
     part: str, owner: Any, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
