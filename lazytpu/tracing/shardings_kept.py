@@ -57,7 +57,8 @@ def _share_with_gradients() -> None:
         if parameter is None or grad is None or grad.device != parameter.device:
             continue
         own, storage = resolve(cell_of(parameter))[0], resolve(cell_of(grad))[0]
-        if storage.sharding is None and storage.layout.size == own.layout.size:
+        written = storage.step == trace.recorded_step and storage.value.node is not None  # else it lies as it did
+        if written and storage.sharding is None and storage.layout.size == own.layout.size:
             storage.sharding = own.sharding
 
 

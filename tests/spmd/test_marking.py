@@ -164,6 +164,20 @@ def test_a_parameter_on_a_mesh_stays_the_object_it_is_when_its_module_moves() ->
 
 
 @eight_devices
+def test_a_gradient_older_than_the_mark_is_laid_out_when_it_is_written() -> None:
+    w = torch.nn.Parameter(on_device(7, 5))
+    (w * 2).sum().backward()
+    lazytpu.mark_step()
+    spmd.mark_sharding(w, mesh(), ("model",))
+    y = w + 1
+    lazytpu.mark_step()
+    assert spec_of(w.grad) is None and torch.equal((w.grad * y).cpu(), 2 * (torch.arange(35.0).reshape(7, 5) + 1))
+    w.grad.add_(w.detach())
+    lazytpu.mark_step()
+    assert spec_of(w.grad) == ("model", None) and torch.equal(w.grad.cpu(), torch.arange(35.0).reshape(7, 5) + 2)
+
+
+@eight_devices
 def test_clear_sharding_and_replicate() -> None:
     x = spmd.mark_sharding(on_device(8, 4), mesh(), ("data", "model"))
     spmd.replicate(x, mesh())
