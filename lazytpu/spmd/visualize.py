@@ -32,7 +32,7 @@ def drawing(tensor: torch.Tensor) -> str:
     """Return the drawing that `visualize` prints."""
     found = sharding_of(tensor)
     if found is None:
-        return f"{tuple(tensor.shape)} has no sharding: one device has all of it, or each has"
+        return f"{tuple(tensor.shape)} has no sharding: it is whole on one device or on each, or a view"
     axes = dict(zip(found.mesh.axis_names, found.mesh.shape, strict=True))
     padded = (*found.spec, None, None)[: max(2, len(found.spec))]
     names = [(e,) if isinstance(e, str) else e if isinstance(e, tuple) else () for e in padded]

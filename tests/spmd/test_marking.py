@@ -98,6 +98,7 @@ def test_a_view_has_the_sharding_of_its_storage() -> None:
     w = spmd.mark_sharding(on_device(8, 4), mesh(), ("data", "model"))
     assert spec_of(w.t()) == ("model", "data") and spec_of(w.detach()) == ("data", "model")
     assert spec_of(w[0]) is None and spec_of(w.view(4, 8)) is None
+    assert spmd.visualize(w[0]) == "(4,) has no sharding: it is whole on one device or on each, or a view"
     v = on_device(4, 8)
     spmd.mark_sharding(v.t(), mesh(), ("data", "model"))
     assert spec_of(v) == ("model", "data")
