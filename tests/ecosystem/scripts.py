@@ -349,7 +349,7 @@ def _call(command: tuple[str, ...], where: Path, work: Path, seen: Path) -> str:
 
 def _error(printed: str) -> str:
     """Return the line of an output that says what went wrong, or its end."""
-    lines = printed.strip().splitlines()
+    lines = re.sub(r"\x1b\[[\d;]*m", "", printed).strip().splitlines()  # without the colours of a terminal
     raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
     return raised[-1] if raised else " | ".join(lines[-4:])
 
