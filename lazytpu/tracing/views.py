@@ -10,7 +10,7 @@ import torch
 from lazytpu.ir.op_schema import aten, op_of
 from lazytpu.ir.tree import Value
 from lazytpu.ir.types import overlaps
-from lazytpu.tensors.layout import CONJ, NEG, Layout, layout_of
+from lazytpu.tensors.layout import CONJ, NEG, Layout, root_layout
 from lazytpu.tensors.storage import Storage
 from lazytpu.tracing.record import load, read_view, record
 
@@ -64,10 +64,15 @@ class _Write:
 
     def memory(self, dtype: torch.dtype) -> Layout:
         """Return the whole storage as a vector of ``dtype``."""
-        root = layout_of(self.root.layout)
-        flat = root.flat()
+        whole = self.whole()
+        flat = whole.flat()
         numel = flat.size[0] * flat.dtype.itemsize // dtype.itemsize
-        return root.child_at(((numel,), (1,), 0, dtype, 0))
+        return whole.child_at(((numel,), (1,), 0, dtype, 0))
+
+    def whole(self) -> Layout:
+        """Return the layout of the storage, which may hold the value of another one's view since a copy from that."""
+        held = self.root.layout
+        return root_layout(held.size, held.stride, held.dtype)
 
     def scatter(self, layout: Layout, value: Value) -> Value:
         """Put ``value`` at the view's indices in memory, the general rule (of `unfold`); return the new root."""
@@ -77,7 +82,7 @@ class _Write:
 
     def overlapping(self, layout: Layout, value: Value, old: Value | None) -> Value:
         """Do as `chain` where elements share memory: what a parent holds besides must not be written with it."""
-        stored = layout_of(self.root.layout).child_at((*layout.geometry[:4], 0))
+        stored = self.whole().child_at((*layout.geometry[:4], 0))
         for bit, op in ((CONJ, _CONJ), (NEG, _NEG)):
             if layout.bits & bit:
                 value = _record(op, stored, value)

@@ -92,7 +92,7 @@ class Scene:
             return (rng.randrange(1 << 12, 1 << 17) | 1,)
         if kind < 4:  # points of a few coordinates
             n = rng.choice((1, 2, 3, 3, 4, rng.randrange(1, 9)))
-            points = rng.randrange(1 << 14, (1 << 17) // n) | 1
+            points = rng.randrange(1 << 14, max((1 << 17) // n, (1 << 14) + 1)) | 1
             return rng.choice(((n, points), (n, points), (points, n)))
         if kind == 4:
             return (rng.choice((1, 2, 5)), rng.choice((7, 31)), rng.randrange(33, 901) | 1)

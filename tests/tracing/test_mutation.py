@@ -367,3 +367,17 @@ def test_a_write_of_no_elements_changes_nothing(device: torch.device) -> None:
     x.unfold(0, 2, 1)[:0].zero_()
     x[:0] = 7
     assert x.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 3, 2)])
+def test_a_write_through_memory_after_a_copy_from_a_view(device: torch.device, shape: tuple[int, ...]) -> None:
+    results = []
+    for where in ("cpu", device):
+        x = torch.arange(float(torch.Size(shape).numel()), device=where).reshape(shape)
+        y = torch.zeros_like(x)
+        windows = y.unfold(1, 1, 1)
+        y.copy_(x)  # y holds the value of a view of x's storage
+        windows[-1:] -= 5
+        windows.mul_(2)
+        results.append([t.cpu().tolist() for t in (x, y, windows)])
+    assert results[0] == results[1]
