@@ -224,8 +224,12 @@ def _differences(want: list[Any], got: list[Any], precise: Callable[[], list[Any
             yield f"shape {g.dtype} {list(g.shape)}, not {w.dtype} {list(w.shape)}"
         elif not close(w, g) and not _each_near(w, g, precise, n):
             yield f"values {_first(w, g)}"
-        elif w.dtype.is_floating_point and bool((zeros := (w == 0) & (g == 0) & (w.float().signbit() != g.float().signbit())).any()):
+        elif w.dtype.is_floating_point and bool((zeros := _zeros_of_unlike_sign(w.double(), g.double())).any()):
             yield f"signed zero in {int(zeros.sum())} of {w.numel()}, at {zeros.nonzero()[0].tolist()}"
+
+
+def _zeros_of_unlike_sign(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    return (want == 0) & (got == 0) & (want.signbit() != got.signbit())
 
 
 def _each_near(want: torch.Tensor, got: torch.Tensor, precise: Callable[[], list[Any]], n: int) -> bool:
