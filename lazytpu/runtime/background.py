@@ -15,14 +15,14 @@ import jax
 
 from lazytpu.ir.graph import Graph
 from lazytpu.observe import metrics
-from lazytpu.runtime import compiler
+from lazytpu.runtime import compiler, executables
 from lazytpu.runtime.disk_cache import prefetch
 from lazytpu.runtime.executable import Executable
 
 _MOST_READY = 32  # programs that wait for their graph to come again; the oldest go first
 _Made = tuple[jax.stages.Compiled, float]  # jax's executable, and the seconds that XLA took
 
-# By `_name`: what is being compiled, and the seconds that lowering took.
+# By `executables.name_of`: what is being compiled, and the seconds that lowering took.
 _futures: dict[tuple[object, ...], tuple[Future[_Made], float]] = {}
 _waiting: deque[tuple[jax.stages.Lowered, Future[_Made]]] = deque()
 _thread: list[threading.Thread] = []  # what compiles, until nothing waits
@@ -36,7 +36,7 @@ def compiled(graph: Graph) -> Executable | None:
         LoweringError: a rule failed; names the op and the user's line.
         CompileError: XLA refused the program.
     """
-    name = _name(graph)
+    name = executables.name_of(graph)
     if name not in _futures:
         start = time.perf_counter()
         lowered = compiler.lower(graph)
@@ -62,10 +62,6 @@ def settle() -> None:
     """Wait until all that was begun is compiled."""
     for future, _ in list(_futures.values()):
         future.exception()
-
-
-def _name(graph: Graph) -> tuple[object, ...]:
-    return graph.key, graph.uniform, *compiler.settings().values()
 
 
 def _begin(name: tuple[object, ...], lowered: jax.stages.Lowered, lower_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 from lazytpu.config import config
 from lazytpu.ir.graph import Graph
@@ -14,7 +14,7 @@ from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host import malloc, mappings
 from lazytpu.runtime.least_recent import LeastRecent
 
-executables: LeastRecent[object, Executable] = LeastRecent(config.max_executables)  # by `_name`
+executables: LeastRecent[object, Executable] = LeastRecent(config.max_executables)  # by `name_of`
 
 
 def executable_for(
@@ -38,7 +38,7 @@ def executable_for(
     """
     if scalars is not None:
         graph = with_uniform(graph, *scalars)
-    known = executables.find(_name(graph))
+    known = executables.find(name_of(graph))
     if known is not None:
         return known, False
     graph.verify()
@@ -65,7 +65,7 @@ def _load(graph: Graph, key: str) -> Executable | None:
 def _keep(made: Executable) -> None:
     """Keep an executable in memory, within the limits of their number and of the system's memory mappings."""
     executables.limit = config.max_executables
-    executables.keep(_name(made.graph), made)
+    executables.keep(name_of(made.graph), made)
     mappings.make_room(executables)
     if client.platform() == "cpu":
         malloc.keep()
@@ -74,10 +74,11 @@ def _keep(made: Executable) -> None:
 def used(executable: Executable) -> None:
     """Mark an executable that was found without `executable_for` as used, so that it is not forgotten."""
     if executables.newest is not executable:
-        executables.find(_name(executable.graph))
+        executables.find(name_of(executable.graph))
 
 
-def _name(graph: Graph) -> Hashable:
+def name_of(graph: Graph) -> tuple[object, ...]:
+    """Return what an executable is kept under: equal for graphs and settings that give one program."""
     return graph.key, graph.uniform, *compiler.settings().values()
 
 
