@@ -58,7 +58,19 @@ class Config:
     log: str = _setting(
         "warning",
         "level of the log, and topics that are logged whatever the level",
-        ("debug", "info", "warning", "error", "compile", "made_dynamic", "fallback", "cut", "step", "placement"),
+        (
+            "debug",
+            "info",
+            "warning",
+            "error",
+            "compile",
+            "made_dynamic",
+            "fallback",
+            "cut",
+            "step",
+            "placement",
+            "world",
+        ),
         several=True,
     )
     disk_cache: bool = _setting(True, "keep compiled graphs on disk, for the next process")
@@ -67,6 +79,10 @@ class Config:
     reuse_pages: bool = _setting(
         False, "on CPUs, keep memory of large temporaries for the next step (glibc's malloc); only read at import"
     )
+    world: bool = _setting(
+        True, "connect the processes that a launcher started together; off, each of them is alone; only read at import"
+    )
+    collective_timeout: int = _setting(300, "seconds that a process waits for the others of its world; then it raises")
     metrics: bool = _setting(False, "also measure how long recording takes and the device works in each step")
     metrics_file: str = _setting("", "file to which each step adds a line of JSON; turns metrics on")
 

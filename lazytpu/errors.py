@@ -56,6 +56,10 @@ class BackwardError(LazyTPUError):
     """Torch's autograd was started before the device was there, and has no thread for it."""
 
 
+class WorldError(LazyTPUError):
+    """The processes of a world could not connect, one of them died, or they do not do the same."""
+
+
 class ForkError(LazyTPUError):
     """The device was used in a forked child process."""
 

@@ -18,6 +18,7 @@ TOPICS = {
     "fallback": logging.INFO,
     "cut": logging.DEBUG,
     "step": logging.DEBUG,
+    "world": logging.INFO,
     "placement": logging.DEBUG - 1,  # so verbose that it has to be asked for by name
 }
 """Topic to the level of its messages."""

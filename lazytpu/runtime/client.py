@@ -15,6 +15,7 @@ import numpy.typing as npt
 from jax.sharding import SingleDeviceSharding
 
 from lazytpu.lowering.registry import target_platform
+from lazytpu.runtime import world
 
 Buffer: TypeAlias = jax.Array
 """What is on the device: the contents of a storage, an operand or result of a program."""
@@ -26,11 +27,15 @@ Scalars: TypeAlias = Sequence[ScalarArray]
 
 def device() -> jax.Device:
     """Return the device of this process that runs the graphs of one device: jax's default."""
+    if world.awaited:
+        world.connect()
     return jax.local_devices()[0]
 
 
 def platform() -> str:
     """Return ``cpu``, ``gpu`` or ``tpu``."""
+    if world.awaited:
+        world.connect()
     return target_platform()
 
 
@@ -72,6 +77,8 @@ def _put_one(where: jax.Device) -> Callable[[_HostArray | Buffer], jax.Array]:
 
 def memory_allocated() -> int:
     """Return the bytes of buffers alive on the devices of this process, the parts of those that lie on a mesh."""
+    if world.awaited:
+        return 0
     return sum(_local_bytes(x) for x in jax.live_arrays() if not x.is_deleted())
 
 

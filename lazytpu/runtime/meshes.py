@@ -25,6 +25,7 @@ def in_use() -> bool:
 
 def devices() -> tuple[int, ...]:
     """Return the ids of all devices of all processes."""
+    client.platform()  # connects the processes
     return tuple([device.id for device in jax.devices()])
 
 
@@ -35,6 +36,7 @@ def hlo_sharding(sharding: Sharding) -> str:
 
 def devices_by_process() -> list[list[int]]:
     """Return the ids of the devices of each process."""
+    client.platform()
     found: dict[int, list[int]] = {}
     for device in jax.devices():
         found.setdefault(device.process_index, []).append(device.id)

@@ -6,6 +6,8 @@ import os
 
 import jax
 
+from lazytpu.runtime import world
+
 _JAX_NAMES = {"CPU": "cpu", "GPU": "cuda", "CUDA": "cuda", "TPU": "tpu"}
 
 
@@ -26,6 +28,8 @@ def choose(name: str) -> str:
     if wanted == "cpu":  # so that jax takes no memory of a GPU; without effect where it has started
         jax.config.update("jax_platforms", wanted)
     try:
+        if world.awaited:
+            world.connect()
         jax.devices(wanted)
     except RuntimeError as error:
         return str(error).partition("\n")[0]

@@ -46,7 +46,7 @@ _LAPACK = 'custom_call_target="lapack_'
 _IRRELEVANT = frozenset(
     "device_name fallback eager verify compile_after compile_in_background max_graph_ops max_tree_nodes "
     "max_executables max_compiles max_compiles_action cut_loops "
-    "log metrics metrics_file disk_cache disk_cache_dir disk_cache_bytes".split()
+    "world collective_timeout log metrics metrics_file disk_cache disk_cache_dir disk_cache_bytes".split()
 )
 
 # Settings of jax that only say where things are kept or what is told; the others are part of the key.

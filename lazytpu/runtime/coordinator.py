@@ -1,0 +1,138 @@
+"""The coordinator of a world: a process beside rank 0, where the ranks find each other.
+
+It runs jax's service, through which XLA's processes meet.  In rank 0 itself that would end every other rank with a C++
+stack as soon as rank 0 died; here it lives until no rank is left.  Each rank holds a connection to it besides; what is
+sent there it passes on to all, and a connection that closes without a goodbye is a rank that died.
+
+It runs by its file name and imports nothing of lazytpu, torch or jax but jaxlib's service, so it is up in a third of a
+second.  Messages are lines; what the ranks say to each other (`world`, `agreement`) is not looked at.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+
+_NO_LIMIT_S = 10**6  # of jax's own heartbeats: whoever misses one is ended with a C++ stack
+
+
+class Coordinator:
+    """Passes lines from each rank to all ranks.
+
+    Args:
+        listener: where the ranks connect.
+        size: number of ranks.
+    """
+
+    def __init__(self, listener: socket.socket, size: int) -> None:
+        self.size = size
+        self.selector = selectors.DefaultSelector()
+        self.listener = listener
+        self.ranks: dict[socket.socket, int] = {}
+        self.begun: dict[socket.socket, bytes] = {}  # of each connection, the line that is not complete
+        self.left: set[int] = set()
+        self.log: list[bytes] = []  # lines about ranks that are gone, for those that connect later
+
+    def serve(self) -> None:
+        """Return when every rank that came is gone."""
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.selector.register(sys.stdin, selectors.EVENT_READ)  # closes when rank 0 ends
+        came, rank_0_lives = False, True
+        while self.ranks if came else rank_0_lives:
+            for key, _ in self.selector.select():
+                found = key.fileobj
+                if found is self.listener:
+                    self._accept()
+                elif isinstance(found, socket.socket):
+                    self._read(found)
+                else:
+                    self.selector.unregister(found)
+                    rank_0_lives = False
+            came = came or bool(self.ranks)
+
+    def _accept(self) -> None:
+        connection, _ = self.listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.begun[connection] = b""
+        self.selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._closed(connection)
+            return
+        *lines, self.begun[connection] = (self.begun[connection] + data).split(b"\n")
+        for line in lines:
+            self._take(connection, line)
+
+    def _take(self, connection: socket.socket, line: bytes) -> None:
+        word, _, rest = line.partition(b" ")
+        if word == b"here":
+            self.ranks[connection] = int(rest)
+            for old in self.log:
+                self._send(connection, old)
+        elif word == b"bye":
+            self.left.add(self.ranks[connection])
+        else:
+            self._send_to_all(b"%d %s\n" % (self.ranks[connection], line))
+
+    def _closed(self, connection: socket.socket) -> None:
+        self.selector.unregister(connection)
+        connection.close()
+        self.begun.pop(connection, None)
+        rank = self.ranks.pop(connection, None)
+        if rank is not None:
+            line = b"%d %s\n" % (rank, b"left" if rank in self.left else b"died")
+            self.log.append(line)
+            self._send_to_all(line)
+
+    def _send_to_all(self, line: bytes) -> None:
+        for connection in list(self.ranks):
+            self._send(connection, line)
+
+    def _send(self, connection: socket.socket, line: bytes) -> None:
+        try:
+            connection.sendall(line)
+        except OSError:
+            pass  # it is gone, which reading from it will tell
+
+
+def main() -> None:
+    """Serve; ``coordinator.py SIZE`` prints the port of jax's service and the one for the ranks."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends when the ranks have ended
+    size = int(sys.argv[1])
+    library = importlib.import_module("jaxlib._jax")
+    for attempt in range(10):
+        port = _free_port()
+        try:
+            service = library.get_distributed_runtime_service(
+                f"[::]:{port}", size, heartbeat_timeout=_NO_LIMIT_S, shutdown_timeout=1
+            )
+            break
+        except Exception:  # somebody else was faster
+            if attempt == 9:
+                raise
+    listener = socket.create_server(("", 0), backlog=size)
+    print(port, listener.getsockname()[1], flush=True)
+    sys.stdout.close()
+    Coordinator(listener, size).serve()
+    del service
+    os._exit(0)  # not through the shutdown of the service, which waits for the ranks
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main()
