@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from lazytpu.cli import cache, check, demo, info, inspect, report, run, run_package
+from lazytpu.cli import cache, check, demo, info, inspect, plan, report, run, run_package
 
 PROGRAM = "lazytpu" if Path(sys.argv[0]).stem == "lazytpu" else "python -m lazytpu"  # the console script, or the module
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -28,6 +28,7 @@ app.command("demo")(demo.demo)
 app.command("check")(check.check)
 app.command("inspect")(inspect.inspect)
 app.command("report")(report.report)
+app.command("plan", context_settings=run.SETTINGS | _SETTINGS)(plan.plan)
 app.command("info")(info.info)
 app.add_typer(cache.app, name="cache")
 app.command("run-package")(run_package.run_package)

@@ -14,6 +14,7 @@ _CALLED = re.compile(
 )
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _NAME = re.compile(r"%([\w.\-~]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
@@ -28,6 +29,9 @@ class Instruction:
         op_name: of the metadata, empty where XLA made the instruction without saying from what.
         called: computations it applies.
         root: whether it is the result of its computation.
+        type: of its result, as printed.
+        attributes: what stands behind the operands.
+        inside: what stands between the parentheses.
     """
 
     line: int
@@ -37,6 +41,9 @@ class Instruction:
     op_name: str
     called: list[str]
     root: bool = False
+    type: str = ""
+    attributes: str = ""
+    inside: str = ""
 
 
 @dataclass(slots=True)
@@ -62,6 +69,26 @@ class Module:
         for computation, instruction in self.instructions():
             for name in instruction.called:
                 found.setdefault(name, []).append((computation, instruction))
+        return found
+
+    @cached_property
+    def runs(self) -> dict[str, int]:
+        """Map each computation to how often it runs in a run of the module, as far as numbers of iterations are known.
+
+        A branch of a condition counts as if it were always taken, a loop without a known end as one iteration.
+        """
+        found: dict[str, int] = {}
+
+        def times(name: str) -> int:
+            if name not in found:
+                computation = self.computations[name]
+                found[name] = 0  # no computation applies itself
+                callers = self.callers.get(name, ())
+                found[name] = sum(times(c.name) * _iterations(i) for c, i in callers) or int(computation.entry)
+            return found[name]
+
+        for name in self.computations:
+            times(name)
         return found
 
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
@@ -90,14 +117,20 @@ def parse(text: str) -> Module:
 def _instruction(line: str, match: re.Match[str], number: int) -> Instruction:
     rest = line[match.end() :]
     end = _balanced(rest, 0) if rest.startswith("(") else rest.index(" ")
-    rest = rest[end:].lstrip()  # behind the type
+    type_, rest = rest[:end], rest[end:].lstrip()
     opcode, _, _ = rest.partition("(")
     close = _balanced(rest, len(opcode))
     inside, attributes = rest[len(opcode) + 1 : close - 1], rest[close:].removeprefix(",").strip()
     name = _OP_NAME.search(attributes)
     called = [c.strip().lstrip("%") for group in _CALLED.findall(attributes) for c in group.split(",")]
     operands = [] if opcode in ("constant", "parameter", "iota") else _operands(inside)
-    return Instruction(number, match[2], opcode, operands, name[1] if name else "", called, bool(match[1]))
+    given = name[1] if name else ""
+    return Instruction(number, match[2], opcode, operands, given, called, bool(match[1]), type_, attributes, inside)
+
+
+def _iterations(instruction: Instruction) -> int:
+    found = _TRIPS.search(instruction.attributes) if instruction.opcode == "while" else None
+    return int(found[1]) if found else 1
 
 
 def _balanced(text: str, start: int) -> int:

@@ -28,6 +28,7 @@ import torch
 
 from lazytpu.config import config
 from lazytpu.ir.op_schema import Arg
+from lazytpu.lowering.target import described
 from lazytpu.observers import notify
 
 Args: TypeAlias = tuple[Arg, ...]
@@ -127,6 +128,9 @@ def target_platform() -> str:
     """Return the platform that the calling rule is being lowered for."""
     if _platform:
         return _platform[-1][0]
+    topology = described()
+    if topology is not None:
+        return topology.platform
     name = jax.default_backend()
     return "gpu" if name in ("cuda", "rocm") else name
 

@@ -18,11 +18,12 @@ from lazytpu.config import config
 from lazytpu.errors import CompileError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Value
+from lazytpu.lowering import target
 from lazytpu.lowering.lower import function_of, type_of
 from lazytpu.lowering.registry import lowering_for, target_platform
 from lazytpu.lowering.support import shardings
 from lazytpu.observe import logs, metrics, regions
-from lazytpu.runtime import client
+from lazytpu.runtime import client, described
 from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.executable import Executable, donated_bytes, failure, smallest_result
 from lazytpu.runtime.host import room
@@ -86,7 +87,9 @@ def input_type(graph: Graph, value: Value) -> jax.ShapeDtypeStruct:
     """Return the type of the array that an input is given as: on a mesh one that is replicated or padded to parts."""
     plain = type_of(value.layout)
     if graph.mesh is None:
-        return plain
+        if target.described() is None:
+            return plain
+        return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=described.one_device())
     if value.sharding is None:
         return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=shardings.replicated(graph.mesh))
     size = value.sharding.padded(plain.shape)
@@ -126,7 +129,9 @@ def _fusions(choices: tuple[str, ...]) -> dict[str, Any]:
 
 def settings() -> dict[str, Any]:
     """Return the settings that are part of a program, by name."""
-    return {"matmul_precision": config.matmul_precision, "lowerings": config.lowerings}
+    topology = target.described()
+    name = "" if topology is None else topology.name
+    return {"matmul_precision": config.matmul_precision, "lowerings": config.lowerings, "topology": name}
 
 
 @regions.region("compile")

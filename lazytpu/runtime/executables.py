@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from lazytpu.config import config
 from lazytpu.ir.graph import Graph
+from lazytpu.lowering import target
 from lazytpu.observers import notify
 from lazytpu.passes.uniform_scalars import are_uniform, with_uniform
-from lazytpu.runtime import client, compiler
+from lazytpu.runtime import client, compiler, described
 from lazytpu.runtime.disk_cache import lookup
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host import malloc, mappings
@@ -42,6 +43,10 @@ def executable_for(
     if known is not None:
         return known, False
     graph.verify()
+    if target.described() is not None:
+        noting = described.executable_of(graph, compiler.settings())
+        _keep(noting)
+        return noting, False
     key = lookup.key_of(graph)
     made = _load(graph, key)
     if made is None:

@@ -9,9 +9,10 @@ import numpy as np
 
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.sharding import Mesh, Sharding
+from lazytpu.lowering import target
 from lazytpu.lowering.support import shardings
 from lazytpu.observe import metrics
-from lazytpu.runtime import client
+from lazytpu.runtime import client, described
 from lazytpu.runtime.host.interrupts import uninterrupted
 
 used: list[bool] = []
@@ -26,7 +27,7 @@ def in_use() -> bool:
 def devices() -> tuple[int, ...]:
     """Return the ids of all devices of all processes."""
     client.platform()  # connects the processes
-    return tuple([device.id for device in jax.devices()])
+    return tuple([device.id for device in target.devices()])
 
 
 def hlo_sharding(sharding: Sharding) -> str:
@@ -38,7 +39,7 @@ def devices_by_process() -> list[list[int]]:
     """Return the ids of the devices of each process."""
     client.platform()
     found: dict[int, list[int]] = {}
-    for device in jax.devices():
+    for device in target.devices():
         found.setdefault(device.process_index, []).append(device.id)
     return [found[index] for index in sorted(found)]
 
@@ -60,6 +61,9 @@ def put(buffer: jax.Array, sharding: Sharding | None, size: tuple[int, ...]) -> 
         sharding: how it is to lie.
         size: of the tensor; a buffer is larger where its sizes do not divide.
     """
+    if described.is_described(buffer):
+        shape, place = (size, None) if sharding is None else (sharding.padded(size), shardings.named(sharding))
+        return described.buffer_of(shape, buffer.dtype, place)
     where = client.device() if sharding is None else shardings.named(sharding)
     metrics.count("resharded")
     used[:] = [True]
@@ -75,6 +79,8 @@ def whole_of(buffer: jax.Array, size: tuple[int, ...]) -> jax.Array:
     """Return a buffer of the sizes of its tensor: without the padding of dimensions that do not divide."""
     if buffer.shape == size:
         return buffer
+    if described.is_described(buffer):
+        return described.buffer_of(size, buffer.dtype, buffer.sharding)
     with uninterrupted(), jax.enable_x64(True):
         return _cropped(buffer, size)
 
@@ -108,8 +114,15 @@ def placed(graph: Graph, buffers: Sequence[jax.Array]) -> list[jax.Array]:
     for i, value in enumerate(graph.inputs):
         if value.sharding is None and not _lies(found[i], everywhere):
             metrics.count("replicated")
-            with uninterrupted(), jax.enable_x64(True):
-                found[i] = jax.device_put(found[i], everywhere)
+            found[i] = _everywhere(found[i], everywhere)
+    return found
+
+
+def _everywhere(buffer: jax.Array, where: jax.sharding.Sharding) -> jax.Array:
+    if described.is_described(buffer):
+        return described.buffer_of(buffer.shape, buffer.dtype, where)
+    with uninterrupted(), jax.enable_x64(True):
+        found: jax.Array = jax.device_put(buffer, where)
     return found
 
 
@@ -121,6 +134,8 @@ def on_one_device(buffer: jax.Array) -> jax.Array:
     """Return a buffer that a graph of one device can take: the part on the first one, of a tensor that all have."""
     if len(buffer.sharding.device_set) == 1:
         return buffer
+    if described.is_described(buffer):
+        return described.buffer_of(buffer.shape, buffer.dtype)
     here = client.device()
     found: jax.Array
     for shard in buffer.addressable_shards:

@@ -18,6 +18,7 @@ from lazytpu.spmd.marking import (
 )
 from lazytpu.spmd.mesh import HybridMesh, Mesh
 from lazytpu.spmd.parallelize import parallelize
+from lazytpu.spmd.plan import plan
 from lazytpu.spmd.recipes import data_parallel, fully_shard
 from lazytpu.spmd.visualize import visualize
 
@@ -32,6 +33,7 @@ __all__ = [
     "local_shards",
     "mark_sharding",
     "parallelize",
+    "plan",
     "replicate",
     "sharding_of",
     "visualize",

@@ -10,16 +10,21 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lazytpu.ir.sharding import Mesh, Sharding, interned
+from lazytpu.lowering import target
 
 
-@cache
 def mesh_of(mesh: Mesh) -> jax.sharding.Mesh:
-    """Return jax's mesh over the same devices.
+    """Return jax's mesh over the same devices, those of a described topology where programs are for one.
 
     Raises:
         ValueError: there is no device of one of the ids.
     """
-    known = {device.id: device for device in jax.devices()}
+    return _mesh_of(mesh, target.described())
+
+
+@cache
+def _mesh_of(mesh: Mesh, topology: target.Topology | None) -> jax.sharding.Mesh:
+    known = {device.id: device for device in target.devices()}
     missing = [i for i in mesh.devices if i not in known]
     if missing:
         raise ValueError(f"{mesh}: there is no device {missing[0]}, but {len(known)} devices: {sorted(known)}")
@@ -27,16 +32,24 @@ def mesh_of(mesh: Mesh) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(devices, mesh.axis_names)
 
 
-@cache
 def named(sharding: Sharding) -> NamedSharding:
     """Return jax's sharding of the same mesh and spec."""
+    return _named(sharding, target.described())
+
+
+@cache
+def _named(sharding: Sharding, topology: target.Topology | None) -> NamedSharding:
     entries = [PartitionSpec.UNCONSTRAINED if entry is ... else entry for entry in sharding.entries()]
     return NamedSharding(mesh_of(sharding.mesh), PartitionSpec(*entries))
 
 
-@cache
 def replicated(mesh: Mesh) -> NamedSharding:
     """Return the sharding of an array that all devices of a mesh have all of."""
+    return _replicated(mesh, target.described())
+
+
+@cache
+def _replicated(mesh: Mesh, topology: target.Topology | None) -> NamedSharding:
     return whole(mesh_of(mesh))
 
 
