@@ -126,6 +126,6 @@ def test_a_plan_of_a_tpu(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found["chips"] == 8 and found["fits"] and found["mesh"] == [{"data": 8}]
     assert found["roofline"]["links_s"] > 0 and "bound by" in done.stdout
-    assert {row["kind"] for row in found["collectives"] if row["bytes"] > 1e5} == {"all-gather", "reduce-scatter"}
+    assert {"all-gather", "all-reduce"} <= {row["kind"] for row in found["collectives"]}
     with pytest.raises(ValueError, match="XLA knows no topology 'v9:1x1'"):
         described.topology("v9:1x1")
