@@ -12,6 +12,7 @@ The folders in the order an op travels, from ``torch.add`` to the executable and
 
     frontends/      other ways in: lazytpu.compile, torch.compile and jit, FX graphs, scan, jax functions
     dispatch/       the kernels that torch calls for each aten op
+    distributed/    the backend of torch.distributed: process groups whose collectives are recorded
     torch_backend/  the device as torch knows it: torch.tpu, the accelerator, saving, streams
     tracing/        records the op, infers its types, cuts the graph in `mark_step`
     tensors/        the tensor class, storages and views that hold what was recorded
@@ -31,6 +32,8 @@ import importlib as _importlib
 import sys as _sys
 import types as _types
 import typing as _typing
+
+import torch.distributed as _dist
 
 from lazytpu import versions
 
@@ -73,6 +76,10 @@ _arrays.register()
 _call.register()
 _hooks.register(_backend)
 _default_dtype.register()
+if _dist.is_available():
+    from lazytpu.distributed import backend as _process_groups
+
+    _process_groups.register()
 sync = mark_step
 
 # Public modules that live in a folder of the pipeline: `import lazytpu.metrics` finds them too.

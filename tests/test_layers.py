@@ -28,6 +28,7 @@ LAYERS = [
     "tracing",
     "torch_backend",
     "dispatch",
+    "distributed",
     "debug",
     "frontends",
     "export",

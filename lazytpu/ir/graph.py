@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lazytpu.ir.printer import graph_text
+from lazytpu.ir.rank_patterns import COLLECTIVES
 from lazytpu.ir.sharding import Mesh, Sharding, named_sharding
 from lazytpu.ir.tree import Node, Number, Value, operands
 
@@ -80,6 +81,11 @@ class Graph:
     def mesh(self) -> Mesh | None:
         """The first of the meshes; None for a graph of one device."""
         return self.meshes[0] if self.meshes else None
+
+    @cached_property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns of ranks of its collectives, each once; empty for a graph that runs in this process alone."""
+        return tuple(dict.fromkeys(n.args[-1] for n in self.nodes if n.op.name in COLLECTIVES))
 
     @cached_property
     def key(self) -> str:

@@ -183,6 +183,8 @@ class Trace:
         apart: the body of a loop is being recorded, on a path of its own that must not be cut.
         mesh: the mesh of this step, once something in it has a sharding; ``shardings`` are those of its inputs, by
             their numbers.
+        exchanges: the collectives of this step, which every process of their groups runs, whether or not it needs the
+            results.
         shadow: after a number was made dynamic, the node of the path left there that corresponds to the cursor.
     """
 
@@ -191,6 +193,7 @@ class Trace:
         "closed",
         "complexes",
         "cursor",
+        "exchanges",
         "floats",
         "forgetful",
         "input_values",
@@ -225,6 +228,7 @@ class Trace:
         self.input_values: dict[tuple[int, TensorType, Sharding | None], Value] = {}
         self.mesh: Mesh | None = None
         self.shardings: dict[int, Sharding] = {}
+        self.exchanges: list[Node] = []
         self.nodes = 0
         self.ops = 0
         self.parted: tuple[Node, Node] | None = None
@@ -261,6 +265,8 @@ class Trace:
         self.parted = self.shadow = None
         if self.mesh is not None:
             self.mesh, self.shardings = None, {}
+        if self.exchanges:
+            self.exchanges = []
 
     def mark(self) -> Mark:
         """Where recording stands, for `rewind`."""
@@ -272,6 +278,7 @@ class Trace:
         last, new = self.cursor, self.nodes - mark[1]
         self.cursor, self.nodes, self.parted, self.shadow, lengths, self.mesh = mark
         self.shardings = {i: s for i, s in self.shardings.items() if i < lengths[0]}
+        self.exchanges = [node for node in self.exchanges if node.depth <= self.cursor.depth]
         if new:  # nodes made since then are at the end of the path, below the first of them
             first = last.path()[-new]
             assert first.parent is not None

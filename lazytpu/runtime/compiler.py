@@ -22,8 +22,9 @@ from lazytpu.lowering import target
 from lazytpu.lowering.lower import function_of, type_of
 from lazytpu.lowering.registry import lowering_for, target_platform
 from lazytpu.lowering.support import shardings
+from lazytpu.lowering.support.processes import over
 from lazytpu.observe import logs, metrics, regions
-from lazytpu.runtime import client, described
+from lazytpu.runtime import client, described, processes
 from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.executable import Executable, donated_bytes, failure, smallest_result
 from lazytpu.runtime.host import room
@@ -60,11 +61,14 @@ def lower(graph: Graph) -> Any:
         return pad_results(graph, function(cropped, *scalars))
 
     traced: Callable[..., tuple[jax.Array, ...]] = step if graph.mesh is None else step_on_mesh
+    if graph.patterns:
+        traced = processes.mapped(graph, step)
     traced.__name__ = f"lazytpu_{graph.key[:8]}"
     donated, retained, scalars = argument_types(graph)
     with (
         uninterrupted(),
         jax.enable_x64(True),
+        over(processes.ranks_of(graph) if graph.patterns else ()),
         jax.default_matmul_precision(config.matmul_precision),
         lowering_for(client.platform(), on_mesh=graph.mesh is not None),
         warnings.catch_warnings(),
@@ -80,12 +84,17 @@ def argument_types(graph: Graph) -> tuple[list[Any], list[Any], list[Any]]:
     """Return the types of the donated inputs, of the others, and of the scalar arrays (None where there are none)."""
     kinds = zip(graph.counts, (np.float64, np.int64, np.complex128), strict=True)
     donated, retained = split_donated(graph, [input_type(graph, v) for v in graph.inputs])
-    return donated, retained, [jax.ShapeDtypeStruct((n,), dtype) if n else None for n, dtype in kinds]
+    scalars = [jax.ShapeDtypeStruct((n,), dtype) if n else None for n, dtype in kinds]
+    if graph.patterns:
+        scalars = [None if x is None else processes.global_type(graph, x) for x in scalars]
+    return donated, retained, scalars
 
 
 def input_type(graph: Graph, value: Value) -> jax.ShapeDtypeStruct:
     """Return the type of the array that an input is given as: on a mesh one that is replicated or padded to parts."""
     plain = type_of(value.layout)
+    if graph.patterns:
+        return processes.global_type(graph, plain)
     if graph.mesh is None:
         if target.described() is None:
             return plain
@@ -167,6 +176,8 @@ def executable_of(
 ) -> Executable:
     """Wrap what XLA compiled, what was loaded from disk, or what runs a graph without either."""
     needs = room.needed(compiled)
+    if graph.patterns:
+        compiled = processes.OverProcesses(graph, compiled)
     smallest, donated = smallest_result(graph), donated_bytes(graph)
     return Executable(graph, compiled, lower_s, compile_s, smallest, donated, settings(), needs=needs, **others)
 

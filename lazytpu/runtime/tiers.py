@@ -68,7 +68,7 @@ def _may_interpret(graph: Graph) -> bool:
     asked_for = config.dump or config.verify or config.eager or config.lowerings != "auto" or _profilers
     deterministic = torch.are_deterministic_algorithms_enabled()
     always = config.compile_after <= 1 and not config.compile_in_background
-    can = client.platform() == "cpu" and graph.mesh is None and not graph.checked
+    can = client.platform() == "cpu" and graph.mesh is None and not graph.checked and not graph.patterns
     return can and not (asked_for or deterministic or always)
 
 

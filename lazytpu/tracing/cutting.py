@@ -94,7 +94,7 @@ def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
     key = key_of(live)
     notify("graph_cut", key)
     with uninterrupted():
-        wanted = key[0] or config.check_bounds and index_checks.checked_nodes(trace.cursor)
+        wanted = key[0] or trace.exchanges or config.check_bounds and index_checks.checked_nodes(trace.cursor)
         plan = None if not wanted else plan_of(*key) if planner is None else planner(live, key)
         buffers = {} if plan is None else run(plan, key[0])
         _store(live, buffers, dict(zip(key[0], key[3], strict=True)) if trace.mesh is not None else {})

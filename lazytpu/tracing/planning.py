@@ -59,19 +59,24 @@ def plan_of(
     reference, inputs = node.executables.get(key, (None, ()))
     known: Executable | None = reference() if reference is not None else None
     fitting = known is not None and executables.fits(known, trace.floats, trace.ints)
+    spread = tuple(range(len(outputs))) if trace.exchanges else None
     if known is not None and fitting and known.settings == compiler.settings():  # else it is forgotten, or new
         executables.used(known)
         metrics.count("cache_hit")
-        return Plan(known, inputs)
+        return Plan(known, inputs, spread)
     again = _interpreted.find((node, key))
     if again is not None and tiers.interpret_again(again.executable.graph):
         _note_interpreted(again.executable.graph)
         return again
-    graph = graph_of(node, outputs, donated, index_checks.checked_nodes(node) if checks else ())
+    checked = index_checks.checked_nodes(node) if checks else ()
+    graph = graph_of(node, outputs, donated, checked)
+    if trace.exchanges and (unused := set(trace.exchanges) - set(graph.nodes)):
+        results = [n.value for n in trace.exchanges if n in unused]
+        graph = graph_of(node, (*outputs, *results), donated, checked)
     if trace.mesh is not None and wanted is not None:
         graph = with_shardings(graph, wanted, trace.mesh)
     executable = executable_of(graph, key, None if fitting else known, tiers.interpreted_at_first)
-    plan = Plan(executable, tuple([v.index for v in graph.inputs]))
+    plan = Plan(executable, tuple([v.index for v in graph.inputs]), spread)
     if executable.interpreted:
         _interpreted.keep((node, key), plan)
     else:

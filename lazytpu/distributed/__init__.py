@@ -1,0 +1,1 @@
+"""``torch.distributed`` on the device: a backend of process groups whose collectives are recorded."""

@@ -1,0 +1,208 @@
+"""Every function of torch.distributed on device tensors, in two processes: what Gloo gives on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import lazytpu
+from tests.support.ranks import matched, on_ranks
+
+ReduceOp = dist.ReduceOp
+Device = torch.device
+
+
+def given(device: Device, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor that is another one on each rank."""
+    n = torch.Size(shape).numel()
+    return ((torch.arange(n) * 7 % 5 + 1 + dist.get_rank()) % 6).reshape(shape).to(dtype).to(device)
+
+
+def reduced(device: Device, op: Any, dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
+    x = given(device, *shape, dtype=dtype)
+    dist.all_reduce(x, op)
+    return x
+
+
+@on_ranks(2)
+def test_all_reduce_with_every_op_and_type() -> None:
+    def run(device: Device) -> list[torch.Tensor]:
+        found = [
+            reduced(device, op, dtype, 3, 2)
+            for op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
+            for dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
+        ]
+        found += [reduced(device, op, torch.int64, 5) for op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)]
+        found += [reduced(device, ReduceOp.SUM, dtype, 4) for dtype in (torch.float16, torch.bfloat16, torch.complex64)]
+        return [*found, reduced(device, ReduceOp.SUM), reduced(device, ReduceOp.SUM, torch.float32, 0, 3)]
+
+    matched(run)
+
+
+@on_ranks(2)
+def test_average_and_scaled_sum_which_gloo_has_not() -> None:
+    x, device = given(Device("cpu"), 3), lazytpu.device()
+    total = x.clone()
+    dist.all_reduce(total)
+    assert torch.equal(reduced(device, ReduceOp.AVG, torch.float32, 3).cpu(), total / 2)
+    scaled = torch.distributed._make_nccl_premul_sum(0.5)
+    assert torch.equal(reduced(device, scaled, torch.float32, 3).cpu(), total / 2)
+
+
+@on_ranks(2)
+def test_gathering_and_reducing_in_all_forms() -> None:
+    def run(device: Device) -> Any:
+        n, x = dist.get_world_size(), given(device, 2, 3)
+        parts = [torch.zeros_like(x) for _ in range(n)]
+        dist.all_gather(parts, x)
+        rows, stacked = x.new_empty(2 * n, 3), x.new_empty(n, 2, 3)
+        dist.all_gather_into_tensor(rows, x)
+        dist.all_gather_into_tensor(stacked, x) if device.type != "cpu" else stacked.copy_(rows.view(n, 2, 3))
+        own, of_list = x.new_empty(1, 3), x.new_empty(2, 3)
+        dist.reduce_scatter_tensor(own, x)
+        dist.reduce_scatter(of_list, [x * i for i in range(n)])
+        gathered = [torch.zeros_like(x) for _ in range(n)] if dist.get_rank() == 1 else None
+        dist.gather(x, gathered, dst=1)
+        total = x.clone()
+        dist.reduce(total, 0)
+        scalars = [torch.zeros((), device=device) for _ in range(n)]
+        dist.all_gather(scalars, x.sum())
+        return parts, rows, stacked, own, of_list, gathered or [], total if dist.get_rank() == 0 else [], scalars
+
+    matched(run)
+
+
+@on_ranks(2)
+def test_broadcast_scatter_and_all_to_all() -> None:
+    def run(device: Device) -> Any:
+        rank, n = dist.get_rank(), dist.get_world_size()
+        sent = given(device, 2, 2)
+        dist.broadcast(sent, 1)
+        exact = torch.tensor([-0.0, float("nan"), float("inf"), 1e-45]).to(device) * (1 if rank == 0 else 2)
+        dist.broadcast(exact, 0)
+        flags = torch.tensor([rank == 0, True]).to(device)
+        dist.broadcast(flags, 0)
+        got = torch.zeros(2, device=device)
+        dist.scatter(got, [torch.full((2,), 3.0 + i, device=device) for i in range(n)] if rank == 1 else None, src=1)
+        even, x = torch.zeros(4, 2, device=device), given(device, 4, 2)
+        dist.all_to_all_single(even, x)
+        splits = [[1, 3], [2, 1]][rank]
+        uneven = torch.zeros(3 if rank == 0 else 4, device=device)
+        dist.all_to_all_single(uneven, given(device, sum(splits)), [[1, 2], [3, 1]][rank], splits)
+        parts = [torch.zeros(3, device=device) for _ in range(n)]
+        dist.all_to_all(parts, [given(device, 3) + i for i in range(n)])
+        return sent, torch.signbit(exact), exact.nan_to_num(5.0), flags, got, even, uneven, parts
+
+    matched(run)
+
+
+@on_ranks(2)
+def test_all_to_all_of_lists_of_other_sizes_which_gloo_has_not() -> None:
+    device, rank = lazytpu.device(), dist.get_rank()
+    parts = [torch.zeros(i + rank + 1, device=device) for i in range(2)]
+    dist.all_to_all(parts, [torch.full((i + rank + 1,), 10.0 * rank + i, device=device) for i in range(2)])
+    assert [x.tolist() for x in parts] == [[10.0 * i + rank] * (i + rank + 1) for i in range(2)]
+
+
+@on_ranks(2)
+def test_works_futures_and_coalescing() -> None:
+    def run(device: Device) -> Any:
+        x, y = given(device, 3), given(device, 2)
+        works = [dist.all_reduce(x, async_op=True), dist.broadcast(y, 0, async_op=True)]
+        assert all(work.wait() for work in works) and all(work.is_completed() for work in works)
+        z = given(device, 2)
+        future = dist.all_reduce(z, async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+        a, b = given(device, 2), given(device, 3)
+        with dist._coalescing_manager(device=device):
+            dist.all_reduce(a)
+            dist.all_reduce(b)
+        return x, y, future.wait(), a, b
+
+    matched(run)
+
+
+@on_ranks(2)
+def test_from_one_to_another() -> None:
+    def run(device: Device) -> Any:
+        rank = dist.get_rank()
+        x, y = given(device, 3), torch.zeros(3, device=device)
+        dist.send(x, 1) if rank == 0 else dist.recv(y, 0)
+        z = torch.zeros(3, device=device)
+        ops = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, z, 1 - rank)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        return y, z
+
+    matched(run)
+
+
+@on_ranks(2)
+def test_objects_sub_groups_and_barriers() -> None:
+    rank, device = dist.get_rank(), lazytpu.device()
+    found: list[Any] = [None, None]
+    dist.all_gather_object(found, {"rank": rank})
+    assert found == [{"rank": 0}, {"rank": 1}]
+    named = [{"x": rank}]
+    dist.broadcast_object_list(named, src=1)
+    assert named == [{"x": 1}]
+    groups = [dist.new_group([0]), dist.new_group([1])]
+    x = torch.ones(2, device=device) * (rank + 1)
+    dist.all_reduce(x, group=groups[rank])
+    assert x.tolist() == [rank + 1.0] * 2
+    both = dist.new_group([0, 1])
+    dist.all_reduce(x, group=both)
+    assert x.tolist() == [3.0, 3.0]
+    dist.barrier()
+    assert dist.get_backend() == "lazytpu" or "lazytpu" in str(dist.get_backend_config())
+
+
+@on_ranks(2)
+def test_functional_collectives_and_their_gradients() -> None:
+    from torch.distributed import _functional_collectives as collectives
+
+    def with_gradient(call: Callable[[torch.Tensor], torch.Tensor], device: Device) -> Any:
+        x = given(device, 4, 2).requires_grad_()
+        out = call(x)
+        (out * out).sum().backward()
+        return out, x.grad
+
+    def run(device: Device) -> Any:
+        group, x = dist.group.WORLD, given(device, 4, 2)
+        return (
+            collectives.all_reduce(x, "sum", group) + 1,
+            collectives.all_gather_tensor(x, 1, group) + 1,
+            collectives.reduce_scatter_tensor(x, "sum", 1, group) + 1,
+            collectives.broadcast(x, 1, group) + 1,
+            with_gradient(lambda x: collectives.all_gather_tensor_autograd(x, 0, group), device),
+            with_gradient(lambda x: collectives.reduce_scatter_tensor_autograd(x, "sum", 0, group), device),
+            with_gradient(lambda x: collectives.all_to_all_single_autograd(x, [2, 2], [2, 2], group), device),
+        )
+
+    matched(run)
+
+
+@on_ranks(2)
+def test_a_collective_runs_where_nobody_needs_its_result() -> None:
+    x = torch.ones(3, device=lazytpu.device()) * (dist.get_rank() + 1)
+    dist.all_reduce(x)
+    if dist.get_rank() == 0:
+        assert x.tolist() == [3.0, 3.0, 3.0]
+    del x
+    lazytpu.mark_step()
+    y = torch.ones(1, device=lazytpu.device())
+    dist.all_reduce(y)
+    assert y.item() == 2.0
+
+
+@on_ranks(2)
+def test_a_group_of_another_backend_is_refused() -> None:
+    gloo = dist.new_group([0, 1], backend="gloo")
+    try:
+        torch.ops._c10d_functional.all_reduce(torch.ones(2, device=lazytpu.device()), "sum", gloo.group_name)
+    except lazytpu.errors.LazyTPUError as error:
+        assert "in a group of another backend" in str(error)
+    else:
+        raise AssertionError("it was not refused")

@@ -1,0 +1,110 @@
+"""Scripts that train in two processes: what they give on the CPU, and one program a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import lazytpu
+from tests.support.ranks import matched, on_ranks
+
+Device = torch.device
+STEPS = 10
+
+
+class Block(nn.Module):
+    """A residual block, with a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), Block(16), Block(16), nn.Linear(16, 4))
+
+
+def batches(device: Device, ranks: int, place: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """This rank's part of each batch."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        x, y = torch.randn(8, 6, generator=generator), torch.randint(0, 4, (8,), generator=generator)
+        part = slice(place * 8 // ranks, (place + 1) * 8 // ranks)
+        yield x[part].to(device), y[part].to(device)
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, device: Device, **settings: Any) -> list[torch.Tensor]:
+    """Train for ten steps; return the losses, over all ranks."""
+    losses = []
+    for x, y in batches(device, settings.get("ranks", dist.get_world_size()), settings.get("place", dist.get_rank())):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        if settings.get("clip"):
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total)
+        if device.type != "cpu":
+            lazytpu.mark_step()
+    return losses
+
+
+def one_program_a_step(run: Callable[[Device], Any], programs: int, settled: int = 3) -> None:
+    """Compare with the CPU; the steps after the first few compile nothing, cut once and run one program each."""
+    counts: list[tuple[int, int, int]] = []
+
+    mark = lazytpu.mark_step
+
+    def counted(*args: Any) -> None:
+        mark(*args)
+        counter = lazytpu.metrics.counter
+        counts.append((counter("compile"), counter("cut"), counter("execute")))
+
+    lazytpu.mark_step = counted
+    try:
+        matched(run, atol=2e-5, rtol=2e-4)
+    finally:
+        lazytpu.mark_step = mark
+    compiled = [after[0] for after in counts]
+    assert compiled[-1] == compiled[settled - 1], f"programs after each step: {compiled}\n{lazytpu.explain()}"
+    assert compiled[-1] <= programs, f"{compiled}\n{lazytpu.explain()}"
+    assert counts[-1][1] - counts[settled - 1][1] == STEPS - settled, counts
+    assert counts[-1][2] - counts[settled - 1][2] == STEPS - settled, counts
+
+
+def results(net: nn.Module, losses: list[torch.Tensor]) -> Any:
+    return losses, [p.detach() for p in net.parameters()], [p.grad for p in net.parameters()], [*net.buffers()]
+
+
+@on_ranks(2)
+def test_ddp() -> None:
+    def run(device: Device) -> Any:
+        net = DistributedDataParallel(model().to(device))
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        return results(net, train(net, optimizer, device, clip=True))
+
+    one_program_a_step(run, 3)
+
+
+@on_ranks(2, alone=True)
+def test_ddp_with_views_of_buckets_buffers_and_frozen_parameters() -> None:
+    def run(device: Device) -> Any:
+        plain = nn.Sequential(model(), nn.BatchNorm1d(4)).to(device)
+        plain[0][3].requires_grad_(False)
+        net = DistributedDataParallel(plain, gradient_as_bucket_view=True, find_unused_parameters=False)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-2, momentum=0.9)
+        return results(plain, train(net, optimizer, device))
+
+    one_program_a_step(run, 4, settled=4)
