@@ -77,6 +77,7 @@ PRIVATE_TORCH = (
     "_tensor_str._tensor_str",
     "_utils._rebuild_parameter",
     "_utils._rebuild_parameter_with_state",
+    "_utils._rebuild_sparse_tensor",
     "_utils._rebuild_tensor_v2",
     "_utils._rebuild_tensor_v3",
     "_utils.get_tensor_metadata",

@@ -33,7 +33,7 @@ HEADINGS = {
 REASONS = {
     r"^_test_|^_foobar": "for torch's own tests",
     r"sparse|csr|csc|coo|coalesce|_spsolve|_spdiags|hspmm|_nnz|indices_copy|values_copy|_dim[IV]|cslt": (
-        "sparse tensors: the device has dense ones"
+        "an op of sparse tensors that the device does not have; docs/how-to/sparse-tensors.md has those it has"
     ),
     r"nested|jagged|padded": "nested tensors: the device has dense ones",
     r"quantize|^q_|qscheme|int_repr|affine_quant|_tensor_affine|quantized|_fused_moving_avg": (

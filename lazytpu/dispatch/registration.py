@@ -29,6 +29,7 @@ from lazytpu.dispatch import (
 from lazytpu.dispatch.general import functional, in_place, view
 from lazytpu.dispatch.handwritten import special
 from lazytpu.dispatch.outputs import with_out
+from lazytpu.dispatch.sparse import registration as sparse
 from lazytpu.errors import VersionError
 from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.lowering.decompose import can_lower
@@ -73,6 +74,7 @@ def register() -> None:
     accelerator.register()
     meta_kernels.register()
     _register_kernels()
+    sparse.register()
     recurrent.register()
     custom_ops.register()
     extensions.register()

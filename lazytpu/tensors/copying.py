@@ -56,6 +56,8 @@ def _copy(tensor: torch.Tensor, memo: dict[int, object]) -> torch.Tensor:
 def reduce_tensor(tensor: torch.Tensor) -> tuple[object, ...]:
     """What pickle and ``torch.save`` keep of a device tensor: what they keep of one on the CPU, with the
     device as the location of its storage.  ``torch.load`` needs lazytpu only to bring it back here."""
+    if tensor.layout is not torch.strided:
+        return _reduce_sparse(tensor)
     state = attributes_of(tensor)
     if isinstance(tensor, torch.nn.Parameter):
         args: tuple[Any, ...] = (tensor.data, tensor.requires_grad, OrderedDict())
@@ -87,6 +89,17 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[object, ...]:
     if state:
         return torch._tensor._rebuild_from_type_v2, (rebuild, torch.Tensor, parts, state)
     return rebuild, parts
+
+
+def _reduce_sparse(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What torch keeps of a sparse tensor: its parts, each as it is kept by itself."""
+    if tensor.layout is torch.sparse_coo:
+        parts: tuple[object, ...] = (tensor._indices(), tensor._values(), tensor.size(), tensor.is_coalesced())
+    elif tensor.layout is torch.sparse_csr:
+        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values(), tensor.size())
+    else:
+        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values(), tensor.size())
+    return torch._utils._rebuild_sparse_tensor, (tensor.layout, parts)
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, object]:

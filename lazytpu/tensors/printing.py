@@ -14,11 +14,11 @@ def represent(tensor: torch.Tensor) -> str:
     prefix = "Parameter containing:\n" if isinstance(tensor, torch.nn.Parameter) else ""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         value, tangent = torch.autograd.forward_ad.unpack_dual(tensor)
-        body, suffixes = _contents(value)
+        body, suffixes = _contents(value) if value.layout is torch.strided else _sparse_contents(value)
         suffixes += _gradient(tensor)
     if tangent is not None:
         suffixes.append(f"tangent={tangent}")
-    text: str = fmt._add_suffixes("tensor(" + body, suffixes, len("tensor("), force_newline=False)
+    text: str = fmt._add_suffixes("tensor(" + body, suffixes, len("tensor("), force_newline=tensor.is_sparse)
     return prefix + text
 
 
@@ -35,6 +35,25 @@ def _contents(tensor: torch.Tensor) -> tuple[str, list[str]]:
     if shows_dtype:
         suffixes.append(f"dtype={tensor.dtype}")
     return body, suffixes
+
+
+_PARTS: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def _sparse_contents(tensor: torch.Tensor) -> tuple[str, list[str]]:
+    """Indices and values of a sparse tensor, and what torch tells behind them."""
+    host, start, parts = tensor.detach().cpu(), len("tensor("), []
+    for name in _PARTS[tensor.layout]:
+        part, prefix = getattr(host, name)(), f"{name.lstrip('_')}=tensor("
+        size = "" if part.numel() else f", size={tuple(part.shape)}"
+        parts.append(f"{prefix}{fmt._tensor_str(part, start + len(prefix))}{size})")
+    suffixes = [f"device='{tensor.device}'", f"size={tuple(tensor.shape)}", f"nnz={host._nnz()}"]
+    suffixes += [] if tensor.dtype in _implied() else [f"dtype={tensor.dtype}"]
+    return (",\n" + " " * start).join(parts), [*suffixes, f"layout={tensor.layout}"]
 
 
 def _implied() -> set[torch.dtype]:

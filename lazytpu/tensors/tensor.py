@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lazytpu.errors import BackwardError
+from lazytpu.errors import BackwardError, UnsupportedOpError
 from lazytpu.tensors.copying import deepcopy_tensor, reduce_tensor
 from lazytpu.tensors.layout import CONJ, NEG, Layout, geometry_of, root_layout
 from lazytpu.tensors.printing import represent
@@ -140,14 +140,22 @@ class LazyTensor(torch.Tensor):
 
 def lazy(tensor: torch.Tensor) -> torch.Tensor:
     """Gives a device tensor that C++ made its class; anything else is returned as it is."""
-    if type(tensor) is _Tensor and tensor.device.type == LazyTensor.device_type:
+    if type(tensor) is _Tensor and tensor.device.type == LazyTensor.device_type and tensor.layout is torch.strided:
         tensor.__class__ = LazyTensor
     return tensor
 
 
 def adopt(tensor: torch.Tensor) -> Cell:
     """The cell of a device tensor that has none yet."""
-    storage = _Tensor.untyped_storage(tensor)
+    try:
+        storage = _Tensor.untyped_storage(tensor)
+    except NotImplementedError:
+        if tensor.layout is torch.strided:
+            raise
+        raise UnsupportedOpError(
+            f"a dense tensor is asked for, and this one is {tensor.layout}",
+            fix="give its values(), or convert it with to_dense()",
+        ) from None
     size, stride = tuple(tensor.shape), tensor.stride()
     state: Storage | None = getattr(storage, "_s", None)
     if state is None:  # C++ made a storage without asking us (`set_()`, `resize_` from nothing)

@@ -8,7 +8,7 @@ contents of its storage, tagged with the location ``tpu:0``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from math import prod
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
@@ -197,14 +197,14 @@ def _receive(host: torch.Tensor, requires_grad: bool, is_parameter: bool) -> tor
 # --- plain tensors ------------------------------------------------------------------------------------------------
 
 
-def _cover(name: str, ours: Callable[..., object]) -> None:
+def _cover(name: str, ours: Callable[..., object], layouts: Container[torch.layout] = (torch.strided,)) -> None:
     """Makes a method of ``torch.Tensor`` safe for device tensors that C++ made and no kernel has seen:
     torch's own would look for their contents in C++ memory."""
     theirs = getattr(torch.Tensor, name)
 
     @functools.wraps(theirs)
     def method(self: torch.Tensor, *args: object, **kwargs: object) -> object:
-        if _is_unseen(self):
+        if _is_unseen(self) and self.layout in layouts:
             return ours(lazy(self), *args, **kwargs)
         return theirs(self, *args, **kwargs)
 
@@ -236,5 +236,6 @@ def register() -> None:
     ForkingPickler.register(LazyTensor, _send)
     vars(torch)["to_dlpack"] = vars(torch.utils.dlpack)["to_dlpack"] = _to_dlpack
     _cover("__deepcopy__", deepcopy_tensor)
-    _cover("__reduce_ex__", lambda tensor, protocol: reduce_tensor(tensor))
-    _cover("__repr__", lambda tensor, **_: represent(tensor))
+    sparse = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+    _cover("__reduce_ex__", lambda tensor, protocol: reduce_tensor(tensor), sparse)
+    _cover("__repr__", lambda tensor, **_: represent(tensor), sparse)
