@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -13,7 +14,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lazytpu.dtypes import host_array
+from lazytpu.frontends.jax.arrays import from_jax
 from lazytpu.ir.sharding import Entry, Mesh, sharding
+from lazytpu.observe import metrics
+from lazytpu.runtime import meshes
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.tracing.sharding import mark
 from lazytpu.tracing.step import mark_step
@@ -29,7 +34,7 @@ class _Failure:
     error: BaseException
 
 
-_END = object()
+_END, _DROPPED = object(), object()
 
 
 class DeviceLoader:
@@ -48,9 +53,14 @@ class DeviceLoader:
         spec: how each lies there, as in `lazytpu.spmd.mark_sharding`; of a tensor with fewer dimensions the first
             entries count.  By default the first dimension is split over the first axis.  Batches whose sizes do not
             divide, such as the last one, are whole all the same.
+        parts: of several processes, each one's loader gives its own part of each batch, as with a
+            ``DistributedSampler``; by default each gives the whole batch, of which a process keeps its part.  Batches
+            whose parts do not divide by the devices of their process are left out, with a warning and the counter
+            ``batch_dropped``.
 
     Raises:
-        ValueError: ``prefetch`` is less than 1, or ``spec`` has an axis that the mesh has not.
+        ValueError: ``prefetch`` is less than 1, ``parts`` are given without a mesh, or ``spec`` has an axis that the
+            mesh has not.
         ModuleNotFoundError: ``progress`` is asked for and ``rich`` is not installed.
 
     Example:
@@ -69,6 +79,7 @@ class DeviceLoader:
         *,
         mesh: Mesh | None = None,
         spec: Sequence[Entry] | None = None,
+        parts: bool = False,
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch is at least 1, not {prefetch}")
@@ -76,6 +87,9 @@ class DeviceLoader:
         self.spec = () if mesh is None else (mesh.axis_names[0],) if spec is None else tuple(spec)
         if mesh is not None:
             sharding(mesh, self.spec, (1,) * len(self.spec))  # raises
+        if parts and mesh is None:
+            raise ValueError("parts of a batch belong to a mesh: DeviceLoader(loader, mesh=mesh, parts=True)")
+        self.parts = parts
         self.loader, self.prefetch, self.progress = loader, prefetch, progress
         self.device = torch.device(LazyTensor.device_type if device is None else device)
         if progress:
@@ -92,12 +106,29 @@ class DeviceLoader:
         return _tracked(batches, self._total()) if self.progress else batches
 
     def _to_device(self, batch: Any) -> Any:
+        if self.mesh is not None and self.parts and meshes.over_processes(self.mesh):
+            return self._put_together(batch, self.mesh)
         found = to_device(batch, self.device)
         if self.mesh is not None:
             for x in tree_leaves(found):
                 if isinstance(x, LazyTensor):
                     mark(x, self.mesh, self.spec[: x.dim()])
         return found
+
+    def _put_together(self, batch: Any, mesh: Mesh) -> Any:
+        """Return a batch of which each process has a part; `_DROPPED` where they do not divide."""
+
+        def whole(x: object) -> object:
+            if not isinstance(x, torch.Tensor) or x.device.type != "cpu":
+                return to_device(x, self.device)
+            return from_jax(meshes.from_parts(host_array(x), sharding(mesh, self.spec[: x.dim()], x.shape)))
+
+        try:
+            return tree_map(whole, batch)
+        except meshes.DoesNotDivide as error:
+            metrics.count("batch_dropped")
+            warnings.warn(f"DeviceLoader leaves a batch out: {error}", stacklevel=2)
+            return _DROPPED
 
     def _total(self) -> int | None:
         try:
@@ -162,7 +193,8 @@ def _produce(
     """Take batches from the loader, start their transfer and put them in line: what the thread does."""
     try:
         for batch in source:
-            if not _put(into, move(batch), stop):
+            found = move(batch)
+            if found is not _DROPPED and not _put(into, found, stop):
                 return
         _put(into, _END, stop)
     except BaseException as error:  # passed on: it belongs to whoever iterates

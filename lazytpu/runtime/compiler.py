@@ -24,7 +24,7 @@ from lazytpu.lowering.registry import lowering_for, target_platform
 from lazytpu.lowering.support import shardings
 from lazytpu.lowering.support.processes import over
 from lazytpu.observe import logs, metrics, regions
-from lazytpu.runtime import client, described, processes
+from lazytpu.runtime import client, described, processes, together
 from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.executable import Executable, donated_bytes, failure, smallest_result
 from lazytpu.runtime.host import room
@@ -114,7 +114,9 @@ def pad_results(graph: Graph, results: Sequence[jax.Array]) -> tuple[jax.Array, 
 def result_shardings(graph: Graph) -> tuple[jax.sharding.NamedSharding | None, ...]:
     """Return the shardings of the results of a graph on a mesh, None where XLA chooses."""
     wanted = graph.shardings or (None,) * len(graph.outputs)
-    return (*[None if s is None else shardings.named(s) for s in wanted], *[None] * graph.checked)
+    assert graph.mesh is not None
+    report = [shardings.replicated(graph.mesh)] * graph.checked
+    return (*[None if s is None else shardings.named(s) for s in wanted], *report)
 
 
 def options_for(graph: Graph) -> dict[str, object]:
@@ -179,6 +181,8 @@ def executable_of(
     if graph.patterns:
         compiled = processes.OverProcesses(graph, compiled)
     smallest, donated = smallest_result(graph), donated_bytes(graph)
+    if together.is_shared(graph):
+        compiled = together.Together(graph, compiled, smallest)
     return Executable(graph, compiled, lower_s, compile_s, smallest, donated, settings(), needs=needs, **others)
 
 

@@ -55,7 +55,7 @@ def executable_for(
             return made, False
         made = made or compiler.compile_graph(graph, counter)
         made.difference = lookup.difference(key)
-        lookup.keep(key, made.compiled)
+        lookup.keep(key, getattr(made.compiled, "inner", made.compiled))
     _keep(made)
     notify("executable_made", made)
     return made, True

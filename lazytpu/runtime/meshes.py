@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import jax
 import numpy as np
 
+from lazytpu.errors import LazyTPUError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.sharding import Mesh, Sharding
 from lazytpu.lowering import target
 from lazytpu.lowering.support import shardings
 from lazytpu.observe import metrics
-from lazytpu.runtime import client, described
+from lazytpu.runtime import client, described, together
+from lazytpu.runtime.host.chatter import silenced
 from lazytpu.runtime.host.interrupts import uninterrupted
 
 used: list[bool] = []
@@ -71,8 +74,7 @@ def put(buffer: jax.Array, sharding: Sharding | None, size: tuple[int, ...]) -> 
         whole = whole_of(buffer, size)
         if sharding is not None and sharding.padded(size) != size:
             whole = _padded(whole, sharding)
-        found: jax.Array = jax.device_put(whole, where)
-    return found
+        return laid_out(whole, where)
 
 
 def whole_of(buffer: jax.Array, size: tuple[int, ...]) -> jax.Array:
@@ -88,6 +90,37 @@ def whole_of(buffer: jax.Array, size: tuple[int, ...]) -> jax.Array:
 # Made once, so that jax compiles one for each type.
 _padded: Callable[[jax.Array, Sharding], jax.Array] = jax.jit(shardings.padded, static_argnums=1)
 _cropped: Callable[[jax.Array, tuple[int, ...]], jax.Array] = jax.jit(shardings.cropped, static_argnums=1)
+
+
+def over_processes(mesh: Mesh) -> bool:
+    """Return whether a mesh has devices of other processes."""
+    return not shardings.replicated(mesh).is_fully_addressable
+
+
+class DoesNotDivide(ValueError):
+    """The part of a process cannot be split evenly among its devices."""
+
+
+def from_parts(part: np.typing.NDArray[np.generic], sharding: Sharding) -> jax.Array:
+    """Return an array of which each process of a mesh has a part.
+
+    Args:
+        part: of this process: along each dimension what the devices of this process have together.
+        sharding: how the whole lies.
+
+    Raises:
+        DoesNotDivide: a size cannot be split evenly.
+    """
+    where = shardings.named(sharding)
+    indices = where.addressable_devices_indices_map(sharding.parts).values()
+    for dim, size in enumerate(part.shape):
+        count = len({(index[dim].start, index[dim].stop) for index in indices if index is not None})
+        if size % count:
+            raise DoesNotDivide(f"{size} rows of this process do not divide by {count} in {sharding}")
+    used[:] = [True]
+    with uninterrupted(), jax.enable_x64(True):
+        made: jax.Array = jax.make_array_from_process_local_data(where, part)
+    return made
 
 
 def sharding_of(buffer: jax.Array, mesh: Mesh) -> Sharding | None:
@@ -122,8 +155,7 @@ def _everywhere(buffer: jax.Array, where: jax.sharding.Sharding) -> jax.Array:
     if described.is_described(buffer):
         return described.buffer_of(buffer.shape, buffer.dtype, where)
     with uninterrupted(), jax.enable_x64(True):
-        found: jax.Array = jax.device_put(buffer, where)
-    return found
+        return laid_out(buffer, where)
 
 
 def _lies(buffer: jax.Array, where: jax.sharding.Sharding) -> bool:
@@ -137,13 +169,77 @@ def on_one_device(buffer: jax.Array) -> jax.Array:
     if described.is_described(buffer):
         return described.buffer_of(buffer.shape, buffer.dtype)
     here = client.device()
-    found: jax.Array
     for shard in buffer.addressable_shards:
         if shard.device == here:
-            found = shard.data
+            found: jax.Array = shard.data
             return found
     with uninterrupted(), jax.enable_x64(True):
-        found = jax.device_put(buffer, here)
+        return laid_out(buffer, here)
+
+
+def laid_out(buffer: jax.Array, where: jax.Device | jax.sharding.Sharding) -> jax.Array:
+    """Return a buffer with the same contents elsewhere; call it inside ``jax.enable_x64(True)``.
+
+    Where devices of several processes have a part in it, all of these processes call this together.
+    """
+    elsewhere = isinstance(where, jax.sharding.Sharding) and not where.is_fully_addressable
+    found: jax.Array
+    if buffer.is_fully_addressable:
+        found = _from_own(buffer, where) if elsewhere else jax.device_put(buffer, where)
+    elif elsewhere:
+        found = _together(_moved(where), buffer)
+    else:
+        found = jax.device_put(whole_here(buffer), where)
+    return found
+
+
+def _from_own(buffer: jax.Array, where: jax.sharding.Sharding) -> jax.Array:
+    """Return an array over several processes, each of which has the whole contents."""
+    host = np.asarray(buffer)
+    indices = where.addressable_devices_indices_map(buffer.shape)
+    parts = [jax.device_put(np.array(host[index]), device) for device, index in indices.items()]
+    made: jax.Array = jax.make_array_from_single_device_arrays(buffer.shape, where, parts)
+    return made
+
+
+@cache
+def _moved(where: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(_same, out_shardings=where)
+
+
+def _together(move: Callable[[jax.Array], jax.Array], buffer: jax.Array) -> jax.Array:
+    with silenced():
+        moved = move(buffer)
+        together.wait([moved])
+    return moved
+
+
+def _same(x: jax.Array) -> jax.Array:
+    return x
+
+
+def whole_here(buffer: jax.Array) -> jax.Array:
+    """Return a buffer whose contents this process can read.
+
+    Of one that lies in parts on several processes the parts are gathered, which all of these do together.
+
+    Raises:
+        LazyTPUError: no device of this process has a part in it.
+    """
+    if buffer.is_fully_addressable:
+        return buffer
+    if not buffer.addressable_shards:
+        raise LazyTPUError(
+            "a tensor that lies on devices of other processes alone cannot be read here",
+            given=f"{buffer.shape} on {buffer.sharding}",
+            fix="read it in the processes of its mesh",
+        )
+    if not buffer.is_fully_replicated:
+        assert isinstance(buffer.sharding, jax.sharding.NamedSharding)
+        metrics.count("gathered")
+        with uninterrupted(), jax.enable_x64(True):
+            buffer = _together(_moved(shardings.whole(buffer.sharding.mesh)), buffer)
+    found: jax.Array = buffer.addressable_shards[0].data
     return found
 
 

@@ -19,7 +19,7 @@ from lazytpu.dtypes import host_array, host_tensor
 from lazytpu.errors import DonatedBufferError
 from lazytpu.lowering import target
 from lazytpu.observe import metrics, regions, step_statistics
-from lazytpu.runtime import client, described
+from lazytpu.runtime import client, described, meshes, together, world
 from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.disk_cache import prefetch
 from lazytpu.runtime.host.interrupts import uninterrupted
@@ -55,6 +55,8 @@ def to_host(buffer: Buffer) -> torch.Tensor:
     complex32 comes as complex64.
     """
     try:
+        if world.is_connected():
+            buffer = meshes.whole_here(buffer)
         ready([buffer])
         start = time.perf_counter()
         # jax cannot put parts together that have no elements
@@ -81,8 +83,11 @@ def wait(buffers: Sequence[Buffer]) -> None:
 def ready(buffers: Sequence[Buffer]) -> None:
     """Wait until buffers that are not donated are computed, and add the time to the timer ``wait``."""
     start = time.perf_counter()
-    for buffer in buffers:
-        buffer.block_until_ready()
+    if world.is_connected():
+        together.wait(buffers)
+    else:
+        for buffer in buffers:
+            buffer.block_until_ready()
     metrics.add_time("wait", time.perf_counter() - start)
 
 

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -60,6 +60,7 @@ class Store(Protocol):
 
 
 _place: Place | None = None
+_afterwards: list[Callable[[], None]] = []
 _kept: list[subprocess.Popen[bytes]] = []  # the coordinator that this process started
 _ranks: Ranks | None = None
 
@@ -103,6 +104,11 @@ def ranks() -> Ranks:
     return _ranks
 
 
+def when_connected(call: Callable[[], None]) -> None:
+    """Have a function called when this process has been connected."""
+    _afterwards.append(call)
+
+
 def connect(store: Store | None = None, rank: int | None = None, size: int | None = None) -> None:
     """Connect this process with the others of its world; does nothing if it is connected, or alone.
 
@@ -129,6 +135,8 @@ def connect(store: Store | None = None, rank: int | None = None, size: int | Non
     atexit.register(found.leave)
     awaited.clear()
     _place, _ranks = place, found
+    for call in _afterwards:
+        call()
     seconds = time.monotonic() - started
     logs.note(
         "world", "rank %d of %d, started by %s, connected in %.1f s", place.rank, place.size, place.launcher, seconds

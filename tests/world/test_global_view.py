@@ -1,0 +1,115 @@
+"""A program of `lazytpu.spmd` over two processes of four devices computes what it does on eight devices of one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import run_code
+from tests.support.worlds import run_world
+
+PROGRAM = """
+    import json, sys
+    import torch, torch.nn.functional as F
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    import lazytpu
+    from lazytpu import spmd
+    from lazytpu.runtime import world
+
+    BOTH = ("data", "model")
+    found = {}
+
+    def train(model, batches, mesh, spec):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        losses = []
+        for x, y in batches:
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            lazytpu.mark_step()
+            losses.append(loss.item())
+        return losses
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.Linear(32, 10)).to(lazytpu.device())
+
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(45, 16), torch.randint(10, (45,)))
+    hybrid = world.size() > 1 and spmd.HybridMesh((1, 4), (2, 1), BOTH)
+    mesh = hybrid or spmd.Mesh((2, 4), BOTH)
+    assert not hybrid or hybrid.devices == spmd.Mesh((2, 4), BOTH).devices
+    net = model()
+    for p in net.parameters():
+        spmd.mark_sharding(p, mesh, (BOTH,))
+    batches = lazytpu.DeviceLoader(DataLoader(data, 16), mesh=mesh, spec=(BOTH,))  # the last one has 13 examples
+    found["fully sharded"] = train(net, batches, mesh, (BOTH,))
+    found["compiled"] = lazytpu.metrics.counter("compile")
+    weight = net[2].weight
+    found["whole"] = weight.detach().cpu().sum(1).tolist()
+    shards = spmd.local_shards(weight)
+    found["shards"] = [[s.index[0].start, s.data.sum(1).tolist()] for s in shards]
+    torch.save(net.state_dict(), sys.argv[1])
+    found["saved"] = torch.load(sys.argv[1])["2.bias"].cpu().tolist()
+
+    net = model()
+    spmd.mark_sharding(net[0].weight, mesh, ("model",)); spmd.mark_sharding(net[2].weight, mesh, (None, "model"))
+    if world.size() > 1:  # each process reads its half of a batch
+        first = 8 * world.rank()
+        rows, size = [*range(first, first + 8), *range(first + 16, first + 24)], 8
+    else:
+        rows, size = range(32), 16
+    loader = DataLoader(torch.utils.data.Subset(data, rows), size)
+    batches = lazytpu.DeviceLoader(loader, mesh=mesh, spec=("data",), parts=world.size() > 1)
+    found["in parts"] = train(net, batches, mesh, ("data",))
+    one = spmd.clear_sharding(weight.detach().clone() * 1)
+    found["cleared"] = one.cpu().sum(1).tolist()
+    print(json.dumps(found))
+"""
+SETTINGS = {"LAZYTPU_COMPILE_AFTER": "1", "LAZYTPU_DISK_CACHE": "0"}
+
+
+def flags(devices: int) -> str:
+    return f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
+    """What one process of eight devices found, and each of two of four."""
+    folder = tmp_path_factory.mktemp("world")
+    alone = run_code(PROGRAM, folder / "alone.pt", XLA_FLAGS=flags(8), **SETTINGS)
+    done = [alone, *run_world(PROGRAM, 2, folder / "both.pt", XLA_FLAGS=flags(4), **SETTINGS)]
+    assert all(d.returncode == 0 for d in done), "\n".join(d.stderr for d in done)
+    assert all(len(d.stdout.splitlines()) == 1 for d in done), "Gloo writes to the standard output"
+    return [json.loads(d.stdout) for d in done]
+
+
+@pytest.mark.parametrize("name", ["fully sharded", "in parts", "whole", "saved", "cleared"])
+def test_numbers_are_those_of_one_process(results: list[dict[str, list[float]]], name: str) -> None:
+    alone, *both = results
+    for found in both:
+        assert found[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-6)
+    assert both[0] == both[1] | {"shards": both[0]["shards"]}
+    assert both[0]["compiled"] == alone["compiled"]
+
+
+def test_each_process_has_its_shards(results: list[dict[str, list[float]]]) -> None:
+    alone, first, second = (found["shards"] for found in results)
+    assert [start for start, _ in first + second] == [start for start, _ in alone] == [0, 2, 4, 6, 8, 10, 10, 10]
+    assert sum((rows for _, rows in first + second), []) == pytest.approx(
+        sum((rows for _, rows in alone), []), rel=1e-5
+    )
+
+
+def test_a_second_run_of_a_world_starts_without_xla(tmp_path: Path) -> None:
+    code = """
+        import torch, lazytpu
+        from lazytpu import spmd
+        x = spmd.mark_sharding(torch.ones(8, 4).to(lazytpu.device()), spmd.Mesh((4,), ("data",)), ("data",))
+        print((x @ x.T).sum().item(), lazytpu.metrics.counter("compile"), lazytpu.metrics.counter("disk_hit"))
+    """
+    settings = {**SETTINGS, "LAZYTPU_DISK_CACHE": "1", "LAZYTPU_DISK_CACHE_DIR": str(tmp_path), "XLA_FLAGS": flags(2)}
+    printed = [[done.stdout for done in run_world(code, 2, **settings)] for _ in range(2)]
+    assert printed == [["256.0 1 0\n"] * 2, ["256.0 0 1\n"] * 2]
