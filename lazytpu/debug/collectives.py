@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 
 from lazytpu.debug.hlo import Computation, Instruction, Module
+from lazytpu.debug.hlo_sources import Sources
 from lazytpu.debug.hlo_types import arrays_of
 from lazytpu.debug.links import Names
 from lazytpu.ir.graph import SHARD, Graph
@@ -44,7 +45,6 @@ class Collective:
         kind: ``all-reduce``, ``all-gather``, ``reduce-scatter``, ``all-to-all``, ``collective-permute``, ...
         nbytes: of one run, of the whole that a device has before or after it: what an all-gather gives, what an
             all-reduce or a reduce-scatter takes.
-        sizes: elements of each array that it moves.
         axis: the axes of the mesh that it goes over, joined by ``+``; ``?`` where it is none of their combinations.
         group: how many devices take part with each other.
         runs: how often it runs in a run of the program.
@@ -57,7 +57,6 @@ class Collective:
 
     kind: str
     nbytes: int
-    sizes: tuple[int, ...]
     axis: str
     group: int
     runs: int = 1
@@ -78,7 +77,7 @@ def collectives_of(module: Module, mesh: Mesh, graph: Graph | None = None) -> li
     Args:
         graph: what was compiled, for lines and reasons.
     """
-    names = None if graph is None else Names(graph)
+    names, sources = None if graph is None else Names(graph), Sources(module)
     found = []
     seen: set[object] = set()
     for computation, instruction in module.instructions():
@@ -93,7 +92,10 @@ def collectives_of(module: Module, mesh: Mesh, graph: Graph | None = None) -> li
         if kind == "all-reduce" and _is_scattered(instruction, computation):
             kind = "reduce-scatter"
         one = _collective(kind, instruction, computation, mesh, module.runs[computation.name])
-        found.append(one if graph is None or names is None else _explained(one, instruction, graph, names, module))
+        if graph is not None and names is not None:
+            asked = one.kind not in ("all-reduce", "reduce-scatter") and sources.are_inputs(computation, instruction)
+            one = _explained(one, instruction, graph, names, module, asked)
+        found.append(one)
     return found
 
 
@@ -108,8 +110,7 @@ def _collective(kind: str, instruction: Instruction, computation: Computation, m
         ]
     groups = groups_of(instruction.attributes, prod(mesh.shape))
     axis, size = axis_of(groups, mesh), max(map(len, groups), default=1)
-    nbytes, sizes = sum(t.nbytes for t in types), tuple([t.elements for t in types])
-    return Collective(kind, nbytes, sizes, axis, size, runs)
+    return Collective(kind, sum(t.nbytes for t in types), axis, size, runs)
 
 
 def _is_scattered(instruction: Instruction, computation: Computation) -> bool:
@@ -127,7 +128,9 @@ def _is_scattered(instruction: Instruction, computation: Computation) -> bool:
     return bool(users) and len(sliced) == len(users) and not instruction.root
 
 
-def _explained(one: Collective, instruction: Instruction, graph: Graph, names: Names, module: Module) -> Collective:
+def _explained(
+    one: Collective, instruction: Instruction, graph: Graph, names: Names, module: Module, of_input: bool
+) -> Collective:
     ops = names.ops(instruction.op_name) if instruction.op_name else []
     if not ops:
         ops = _near(instruction, names, module)
@@ -137,7 +140,7 @@ def _explained(one: Collective, instruction: Instruction, graph: Graph, names: N
         reason = "mark"
     elif one.kind in ("all-reduce", "reduce-scatter"):
         reason = "sum"
-    elif _inputs_gathered(one, graph):
+    elif of_input:
         reason = "input"
     at, op = (nodes[0].site.describe(), nodes[0].op.name) if nodes else ("", "")
     return replace(one, ops=tuple(ops), at=at, op=op, reason=reason)
@@ -163,16 +166,6 @@ def _near(instruction: Instruction, names: Names, module: Module) -> list[int]:
         waiting += [(known[n], depth + 1) for n in at.operands if n in known]
         waiting += [(i, depth + 1) for n in at.called for i in module.computations[n].instructions if i.root]
     return []
-
-
-def _inputs_gathered(one: Collective, graph: Graph) -> bool:
-    """Return whether what is moved has the sizes of inputs that are split over one of the axes."""
-    axes = set(one.axis.split("+"))
-    split = [v for v in graph.inputs if v.sharding is not None and axes & {n for e in v.sharding.spec for n in e}]
-    padded = {prod(v.sharding.padded(v.layout.size)) for v in split if v.sharding is not None}
-    sizes = padded | {prod(v.layout.size) for v in split}
-    others = {n // one.group for n in sizes if one.group and n % one.group == 0}  # split over other axes as well
-    return bool(one.sizes) and all(n in sizes or n in others for n in one.sizes)
 
 
 def groups_of(attributes: str, count: int) -> Groups:

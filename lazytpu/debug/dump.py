@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 
 from lazytpu.config import config
-from lazytpu.debug import describe, draw, hlo, links
+from lazytpu.debug import describe, draw, hlo, links, on_mesh
 from lazytpu.debug.compare import Text, nearest, text_of, unified
 from lazytpu.debug.folder import MANIFEST, JsonObject, digest, read_sealed, sealed
 from lazytpu.debug.graph_text import hlo_of, optimized_hlo_of, stablehlo_of
@@ -44,7 +44,7 @@ FILES = {
     "hlo.txt": "HLO before optimization",
     "hlo-optimized.txt": "HLO after optimization: what runs",
     "links.json": "lines of the texts, and instructions of the HLO, to the ops they came from",
-    "cost.json": "FLOPs and bytes, in all, by op and by module",
+    "cost.json": "FLOPs and bytes, in all, by op and by module; on a mesh also its collectives",
     "memory.json": "bytes of arguments, outputs, temporaries and donated inputs",
     "cause.txt": "why it was compiled",
     "diff.txt": "how it differs from the most similar earlier graph",
@@ -192,7 +192,8 @@ class _GraphFolder:
         self._links(stablehlo, {"hlo.txt": before, "hlo-optimized.txt": after})
         ops = self._json("graph.json", lambda: describe.graph_table(graph)).get("ops", [])
         xla = event.executable.compiled.cost_analysis() or {}
-        cost = self._json("cost.json", lambda: describe.cost_table(ops, xla))
+        mesh = self._mesh(after)
+        cost = self._json("cost.json", lambda: {**describe.cost_table(ops, xla), **mesh})
         self._about |= {"flops": cost.get("flops", 0), "bytes": cost.get("bytes", 0)}
         self._text("sites.txt", lambda: describe.sites_text(ops))
         self._text("types.txt", lambda: describe.types_text(graph))
@@ -213,6 +214,10 @@ class _GraphFolder:
             return made
 
         self._json("links.json", table)
+
+    def _mesh(self, optimized: str) -> JsonObject:
+        found = on_mesh.mesh_table(self._event.graph, optimized) if optimized else {}
+        return {"mesh": found} if found else {}
 
     def _diff(self, ir: str) -> None:
         text = text_of(self.name, ir)

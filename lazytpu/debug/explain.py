@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lazytpu.debug import on_mesh
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.events import Tally
 
 
 def explain() -> str:
     """Why each graph was compiled, what forced each cut, and what ran on the CPU, since the last reset.
+
+    Of programs over a mesh it lists the collectives of one run by kind, axis and bytes, with the line and the reason;
+    *nobody asked for* are those that move an intermediate result which nobody has marked.
 
     Returns:
         Text for people; ``nothing was compiled`` when there is nothing to say.
@@ -26,6 +30,7 @@ def explain() -> str:
         "graphs that ran op by op, without a program, as they were new (lazytpu.config.compile_after)": [
             f"  {n} x {why}, at {line}" for (why, line), n in events.interpretations.most_common()
         ],
+        "what the devices of a mesh send in a run of a program": list(on_mesh.explained()),
         "scalars made dynamic because they changed": [f"  {o} {a} at {line}" for o, a, line in events.dynamic_scalars],
         "compiled functions that are recorded in every call": [f"  {f}: {why}" for f, why in events.unreplayed],
         "compiled functions that were recorded again": [

@@ -12,18 +12,12 @@ from lazytpu.debug.chips import Chip, chip_of
 from lazytpu.debug.collectives import Collective, collectives_of, groups_over
 from lazytpu.debug.folder import JsonObject
 from lazytpu.debug.hlo_costs import Product, memory_bytes, products
+from lazytpu.debug.on_mesh import REASONS
 from lazytpu.debug.roofline import Roofline, link_seconds, links_of, roofline
 from lazytpu.ir.sharding import Mesh
 from lazytpu.lowering.target import Topology
 from lazytpu.observe.metrics_tables import size
 from lazytpu.runtime.ahead import Compiled, Memory
-
-_REASONS = {
-    "sum": "sums over a dimension that is split",
-    "input": "inputs that are split and needed whole",
-    "mark": "intermediate results that are marked",
-    "": "nobody asked for",
-}
 
 
 @dataclass(frozen=True)
@@ -222,7 +216,7 @@ class Plan:
             seconds = f", {_time(row['seconds'])}" if self.chip else ""
             yield (
                 f"{'sends' if not i else '':<10}{row['count']} x {row['kind']} over {row['axis']} "
-                f"({row['devices']} chips), {size(row['bytes'])}{seconds}: {_REASONS[row['reason']]}"
+                f"({row['devices']} chips), {size(row['bytes'])}{seconds}: {REASONS[row['reason']]}"
             )
         places = Counter[str]()
         for one in self.unasked:

@@ -12,14 +12,16 @@ from lazytpu.ir.tree import trace
 from lazytpu.ir.types import Size
 from lazytpu.location import site
 from lazytpu.observe import metrics
+from lazytpu.passes.shardings import with_shardings
 from lazytpu.runtime import index_checks, transfers
 from lazytpu.runtime.client import Buffer
 from lazytpu.tensors.layout import Layout
-from lazytpu.tensors.storage import Cell, resolve
+from lazytpu.tensors.storage import Cell, Storage, resolve
 from lazytpu.tracing import record
 from lazytpu.tracing.cutting import cut, run
 from lazytpu.tracing.liveness import live_storages
 from lazytpu.tracing.planning import plan_of
+from lazytpu.tracing.shardings_kept import wanted_shardings
 
 _WAIT = metrics.timer("wait")
 
@@ -118,15 +120,24 @@ def pending_graph(tensors: tuple[torch.Tensor, ...] = ()) -> Graph:
     """
     with record.lock:
         if not tensors:
-            values = tuple(dict.fromkeys(s.value for s in live_storages() if s.value.node is not None))
-            return graph_of(trace.cursor, values)
+            live = live_storages()
+            values = tuple(dict.fromkeys(s.value for s in live if s.value.node is not None))
+            return _with_shardings(graph_of(trace.cursor, values), live)
         mark = trace.mark()
         cells = [record.cell_of(t) for t in tensors]
         try:
             values = tuple(dict.fromkeys([record.load(cell) for cell in cells]))
-            return graph_of(trace.cursor, values)
+            storages = [storage for storage, layout in map(resolve, cells) if layout is storage.layout]
+            return _with_shardings(graph_of(trace.cursor, values), storages)
         finally:
             for storage in trace.rewind(mark):
                 storage.value, storage.step, storage.dirty = None, 0, 0
             for cell in cells:
                 resolve(cell)[0].reads = None
+
+
+def _with_shardings(graph: Graph, storages: list[Storage]) -> Graph:
+    """Return a graph with the shardings that its outputs will keep, where the step is on a mesh."""
+    if trace.mesh is None:
+        return graph
+    return with_shardings(graph, wanted_shardings(storages, graph.outputs), trace.mesh)

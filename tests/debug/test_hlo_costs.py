@@ -123,7 +123,7 @@ def test_convolutions_count_what_meets_an_element() -> None:
 
 
 def test_least_time() -> None:
-    one = Collective("all-gather", 8_000_000, (), "model", 4, runs=10)
+    one = Collective("all-gather", 8_000_000, "model", 4, runs=10)
     product = Product(197_000_000, "bf16", "default", 1000, 1)
     line = roofline([product], 819e6, [one], V5E, {"model": 2})
     assert (line.compute_s, line.memory_s) == pytest.approx((1e-3, 1e-3))
@@ -131,9 +131,9 @@ def test_least_time() -> None:
     assert line.least_s == pytest.approx(1e-3) and line.apart_s == pytest.approx(2.6e-3)
     exact = roofline([Product(197_000_000, "f32", "highest", 1000, 1)], 0, [], V5E, {})
     assert exact.compute_s == pytest.approx(6e-3) and exact.bound == "compute"
-    reduced = Collective("all-reduce", 8_000_000, (), "model", 4, runs=10)
+    reduced = Collective("all-reduce", 8_000_000, "model", 4, runs=10)
     assert link_seconds(reduced, V5E, {"model": 2}) == pytest.approx(2 * line.links_s)
-    assert link_seconds(Collective("all-reduce", 8, (), "model", 1), V5E, {}) == 0
+    assert link_seconds(Collective("all-reduce", 8, "model", 1), V5E, {}) == 0
 
 
 def test_links_of_a_ring() -> None:

@@ -46,6 +46,7 @@ def _head(
         "profiled": found.runs if found else 0,
         "memory": graph.table("memory.json"),
         "xla": graph.table("cost.json").get("xla", {}),
+        "mesh": graph.table("cost.json").get("mesh"),
     }
 
 

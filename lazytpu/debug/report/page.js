@@ -2,7 +2,7 @@
 // The page: what is shown follows the address, `#graph=3&tab=code&op=12`.
 
 const $ = (id) => document.getElementById(id);
-const TABS = ["code", "modules", "drawing", "diff", "memory"];
+const TABS = ["code", "modules", "drawing", "diff", "memory", "mesh"];
 const PHASES = [
   ["python_s", "Python and torch", "#94a3b8"], ["recording_s", "recording", "#6366f1"], ["cutting_s", "cutting", "#a78bfa"],
   ["lowering_s", "lowering", "#f59e0b"], ["compiling_s", "XLA", "#ef4444"], ["loading_s", "disk cache", "#f472b6"], ["dispatching_s", "starting", "#14b8a6"],
@@ -136,6 +136,9 @@ async function showGraph(head, tab, op) {
     ].join("");
     showCause(head);
     page.panes.load(data);
+    document.querySelector("#tabs [data-tab=mesh]").hidden = !head.mesh;
+    if (!head.mesh && tab === "mesh") tab = "code";
+    $("mesh-grid").dataset.of = "";
     for (const built of ["modules", "drawing", "diff", "memory"]) $(built === "memory" ? "memory-chart" : built).dataset.of = "";
   }
   for (const button of document.querySelectorAll("#tabs button")) button.setAttribute("aria-selected", String(button.dataset.tab === tab));
@@ -146,6 +149,7 @@ async function showGraph(head, tab, op) {
   if (tab === "drawing") { page.drawing.load(data); page.drawing.mark(op !== null ? [op] : [...page.panes.selected]); }
   if (tab === "diff") showDiff(head, data);
   if (tab === "memory") showMemory(head, data);
+  if (tab === "mesh") showMesh(head);
 }
 
 function showCause(head) {
@@ -206,6 +210,20 @@ function showMemory(head, data) {
     series: [{ type: "bar", barWidth: 16, color: "#6366f1", itemStyle: { borderRadius: 4 }, data: rows.map(([, n]) => n || 0), label: { show: true, position: "right", color: ink, formatter: (p) => bytes(p.value) } }],
   });
   table("inputs", data.inputs.map((v) => ({ ...v, donated: v.donated ? "donated" : "" })), [{ title: "input", field: "name", width: 120 }, { title: "type", field: "type", formatter: (c) => `<span class="mono">${escapeHtml(c.getValue())}</span>` }, number("bytes", "bytes", bytes, 140), { title: "", field: "donated", width: 140 }], { height: 360 });
+}
+
+/** The devices of a mesh, the last axis across; each has as many bytes of inputs as the others. */
+function showMesh(head) {
+  if ($("mesh-grid").dataset.of === head.name) return;
+  $("mesh-grid").dataset.of = head.name;
+  const { axes, devices, inputs, collectives } = head.mesh, names = Object.keys(axes), across = axes[names[names.length - 1]];
+  const each = inputs.reduce((n, v) => n + v.bytes, 0);
+  $("mesh-title").textContent = `Mesh ${names.map((n) => `${n}=${axes[n]}`).join(", ")}`;
+  const cells = devices.slice(0, 512).map((d) => `<div class="device"><b>${d}</b><span>${bytes(each)}</span></div>`).join("");
+  $("mesh-grid").innerHTML = `<div class="devices" style="grid-template-columns:repeat(${across}, minmax(64px, 110px))">${cells}</div>` + (devices.length > 512 ? `<p class="hint">and ${devices.length - 512} more</p>` : "");
+  const mono = (c) => `<span class="mono">${escapeHtml(c.getValue())}</span>`;
+  table("mesh-sends", collectives, [{ title: "kind", field: "kind", width: 150 }, { title: "axis", field: "axis", width: 110 }, number("devices", "devices", (n) => n, 90), number("count", "count", (n) => n, 80), number("bytes", "bytes", bytes, 100), { title: "reason", field: "reason", widthGrow: 2 }, { title: "op", field: "op", formatter: mono }, { title: "line", field: "at", formatter: mono, widthGrow: 2 }], { placeholder: "nothing" });
+  table("mesh-inputs", inputs, [{ title: "input", field: "name", width: 120 }, { title: "type", field: "type", formatter: mono }, { title: "sharding", field: "sharding", formatter: mono }, number("bytes on each device", "bytes", bytes, 190)], { height: 360 });
 }
 
 // --- search --------------------------------------------------------------------------------------------

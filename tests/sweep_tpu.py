@@ -1,0 +1,219 @@
+"""Lower torch's operator database for TPUs, and compile models for them, without one: ``python -m tests.sweep_tpu``.
+
+    python -m tests.sweep_tpu models --out tpu.jsonl          # needs libtpu: pip install 'lazytpu[tpu]'
+    python -m tests.sweep_tpu ops --out tpu.jsonl --compile   # minutes; --shard 0/4 for a part
+    python -m tests.sweep_tpu page tpu.jsonl                  # write docs/reference/tpu.md and its data
+
+Programs are recorded without contents, as a plan does it (`lazytpu.spmd.plan`).  What the file of results has already
+is not done again; what ended the process twice is noted as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+import lazytpu
+from lazytpu import spmd
+from lazytpu.ir.graph import Graph
+from lazytpu.lowering.target import Topology, compiling_for
+from lazytpu.runtime import compiler, described
+from lazytpu.runtime.ahead import compile_ahead
+from lazytpu.spmd.plan import recorded
+
+DOCS = Path(__file__).parents[1] / "docs"
+DATA, PAGE = DOCS / "_data/tpu.json", DOCS / "reference/tpu.md"
+TOPOLOGY = "v5e:2x4"
+MODELS = ("mlp", "deepmlp", "cnn", "resnet18", "gpt")
+SPREAD = [(name, how) for name in ("gpt", "resnet18") for how in ("DP", "FSDP", "TP")]
+_CUSTOM = re.compile(r"stablehlo\.custom_call @([\w.]+)")
+_OF_SHARDINGS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}
+Result = dict[str, Any]
+
+
+# --- models -----------------------------------------------------------------------------------------------
+
+
+def model(name: str, how: str, folder: Path) -> Callable[[], Callable[[], None]]:
+    """Return a program that trains one of the models of a folder with a ``models.py``."""
+    sys.path.insert(0, str(folder))
+    models = importlib.import_module("models")
+
+    def program() -> Callable[[], None]:
+        mesh = spmd.Mesh((2, 4), ("data", "model"))
+        made, x, target, kind = models.make(name)
+        made.to(lazytpu.device())
+        if how == "FSDP":
+            mesh = spmd.Mesh((8,), ("data",))
+            spmd.fully_shard(made, mesh)
+        elif how == "DP":
+            mesh = spmd.Mesh((8,), ("data",))
+        elif how == "TP":
+            split_layers(made, mesh)
+        optimizer = models.optimizer(kind, made.parameters())
+        x, target = x.repeat(2, *[1] * (x.dim() - 1)), target.repeat(2)
+
+        def step() -> None:
+            a, b = x.to(lazytpu.device()), target.to(lazytpu.device())
+            if how:
+                spmd.mark_sharding(a, mesh, ("data",))
+                spmd.mark_sharding(b, mesh, ("data",))
+            optimizer.zero_grad()
+            F.cross_entropy(made(a), b).backward()
+            optimizer.step()
+
+        return step
+
+    return program
+
+
+def split_layers(module: nn.Module, mesh: spmd.Mesh) -> None:
+    """Split each pair of layers: the first by its results, the second by what it takes."""
+    first = True
+    for layer in module.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)) and min(layer.weight.shape[:2]) >= 64:
+            spec = ("model",) if first else (None, "model")
+            spmd.mark_sharding(layer.weight, mesh, spec)
+            first = not first
+
+
+def of_models(done: set[str], options: argparse.Namespace) -> Iterator[Result]:
+    """Compile the models, on one chip and on a mesh."""
+    for name, how in [*[(name, "") for name in MODELS], *SPREAD]:
+        title = f"{name} {how}".strip()
+        if title not in done:
+            yield {"started": title}
+            plan = spmd.plan(model(name, how, options.models), TOPOLOGY)
+            yield {"model": title, **plan.as_json(), "custom_calls": custom_calls(plan.programs[0].compiled.text)}
+
+
+def custom_calls(text: str) -> list[str]:
+    """Return the targets of custom calls in optimized HLO."""
+    return sorted(set(re.findall(r'custom_call_target="([\w.$]+)"', text)))
+
+
+# --- operators --------------------------------------------------------------------------------------------
+
+
+def of_ops(done: set[str], options: argparse.Namespace) -> Iterator[Result]:
+    """Lower each operator of the database, and compile its first sample."""
+    from tests.support.op_checks import ENTRIES, full_name  # seconds to import
+
+    shard, shards = map(int, options.shard.split("/"))
+    chosen = set(filter(None, options.ops.split(",")))
+    target = described.topology(TOPOLOGY)
+    found = [op for op in ENTRIES if torch.float32 in op.dtypes and (not chosen or op.name in chosen)]
+    for op in found[shard::shards]:
+        name = full_name(op)
+        if name not in done:
+            yield {"started": name}
+            yield {"op": name, **of_op(op, target, options)}
+
+
+def of_op(op: Any, target: Topology, options: argparse.Namespace) -> Result:
+    """Return what became of the samples of an operator."""
+    start, failures = time.monotonic(), []
+    calls: set[str] = set()
+    count, compiled = 0, ""
+    torch.manual_seed(0)
+    every = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+    full = (s for s in every if all(x.numel() for x in tree_leaves(s.input) if isinstance(x, torch.Tensor)))
+    for sample in islice(full, options.samples):
+        count += 1
+        try:
+            graphs = graphs_of(op, sample, target)
+            with compiling_for(target):
+                for graph in graphs:
+                    calls |= set(_CUSTOM.findall(compiler.lower(graph).as_text())) - _OF_SHARDINGS
+            if options.compile and not compiled:
+                for graph in graphs:
+                    compile_ahead(graph, target)
+                compiled = "yes"
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+    found = {"samples": count, "failed": len(failures), "why": failures[0][:400] if failures else ""}
+    return {**found, "calls": sorted(calls), "compiled": compiled, "seconds": round(time.monotonic() - start, 1)}
+
+
+def graphs_of(op: Any, sample: Any, target: Topology) -> list[Graph]:
+    """Return the graphs that a sample and its gradient run."""
+    found: list[Graph] = []
+
+    def program() -> None:
+        moved = tree_map(_to_device, (sample.input, sample.args, sample.kwargs))
+        result = op(moved[0], *moved[1], **moved[2])
+        leaves, inputs = tensors_with_gradient(result), tensors_with_gradient(moved)
+        grads: tuple[torch.Tensor | None, ...] = ()
+        if leaves and inputs:
+            ones = [torch.ones_like(x) for x in leaves]
+            with suppress(RuntimeError):  # of zeros, which not every gradient can be taken of
+                grads = torch.autograd.grad(leaves, inputs, ones, allow_unused=True)
+        lazytpu.mark_step()
+        found.extend(described.ran)
+        del grads, result
+
+    recorded(program, target, 1)
+    return found
+
+
+def tensors_with_gradient(tree: object) -> list[torch.Tensor]:
+    """Return the tensors in a tree that need a gradient."""
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
+def _to_device(x: object) -> object:
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.detach().to(lazytpu.device()).requires_grad_(x.requires_grad)
+
+
+# --- the page ---------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; return an exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("models", "ops"):
+        command = commands.add_parser(name)
+        command.add_argument("--out", type=Path, required=True)
+        command.add_argument("--models", type=Path, default=Path("benchmarks"), help="folder of models.py")
+        command.add_argument("--samples", type=int, default=4)
+        command.add_argument("--shard", default="0/1")
+        command.add_argument("--ops", default="")
+        command.add_argument("--compile", action="store_true")
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    done = {line.get("op") or line.get("model") for line in lines}
+    last = lines[-1].get("started") if lines else None
+    with options.out.open("a") as out:
+        if last and sum(line.get("started") == last for line in lines) > 1:
+            kind = "op" if options.command == "ops" else "model"
+            died = {"samples": 0, "failed": 1, "why": "ended the process", "calls": [], "compiled": ""}
+            out.write(json.dumps({kind: last, **died}) + "\n")
+            done.add(last)
+        for result in (of_models if options.command == "models" else of_ops)(done, options):
+            out.write(json.dumps(result) + "\n")
+            out.flush()
+            print(json.dumps(result)[:200], flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
