@@ -93,7 +93,7 @@ def explained() -> Iterator[str]:
         yield f"  graph {event.number} on mesh {mesh.describe()}: {many}"
         shown = [row for i, row in enumerate(rows) if i < _MOST_ROWS or row["reason"] == REASONS[""]]
         for row in shown:
-            at = f" for {row['op']} at {row['at']}" if row["op"] else ""
+            at = f", {row['op']} at {row['at']}" if row["op"] else ""
             yield f"    {row['count']} x {row['kind']} over {row['axis']}, {size(row['bytes'])}: {row['reason']}{at}"
         if len(rows) > len(shown):
             yield f"    and {len(rows) - len(shown)} smaller kinds"

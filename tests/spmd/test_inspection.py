@@ -38,7 +38,7 @@ def test_explain_lists_collectives_with_their_lines() -> None:
     assert re.fullmatch(r"  graph \d+ on mesh \(data=2, model=4\): \d+ collectives, [\d.]+ KB", head)
     (sums,) = [row for row in rows if "over model" in row]
     # 8 rows of 32 numbers on each device, at the line of `y`
-    assert sums.startswith("    1 x all-reduce over model, 1.02 KB: sums over a dimension that is split for aten.")
+    assert sums.startswith("    1 x all-reduce over model, 1.02 KB: sums over a dimension that is split, aten.")
     assert "test_inspection.py:27" in sums
     assert any("all-reduce over data" in row and "test_inspection.py:28" in row for row in rows)
 
@@ -52,7 +52,7 @@ def test_what_nobody_asked_for_is_named() -> None:
     lazytpu.mark_step()
     text = lazytpu.explain()
     assert re.search(
-        r"x all-(to-all|gather) over data, [\d.]+ KB: nobody asked for for aten\.\S+ at test_inspection", text
+        r"x all-(to-all|gather) over data, [\d.]+ KB: nobody asked for, aten\.\S+ at test_inspection", text
     )
 
 
