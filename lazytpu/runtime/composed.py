@@ -98,6 +98,11 @@ def _attention_backward(
     return [x.to(kept) if want else None for x, want in zip(found, wanted, strict=True)]
 
 
+def _reshaped(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """Reshape; the strides are those of the user's memory, and ``x`` may lie in less."""
+    return x.reshape(size)
+
+
 _flash = aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -111,6 +116,8 @@ def _has_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 COMPOSED: dict[torch._ops.OpOverload, Callable[..., Tensor | _Results]] = {
     aten._efficientzerotensor.default: torch.zeros,  # torch's own has no memory
+    aten._reshape_alias.default: _reshaped,
+    aten._reshape_alias_copy.default: _reshaped,
     aten.linear_backward.default: _linear_backward,
     aten._scaled_dot_product_fused_attention_overrideable.default: _attention,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _attention_backward,

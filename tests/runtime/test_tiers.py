@@ -226,6 +226,7 @@ def test_random_numbers_do_not_depend_on_it(device: torch.device) -> None:
 
 PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "views": lambda x: (x.t(), x[1:], x.view(-1)[::2], x.expand(2, 3, 4), x.unfold(1, 2, 1)),
+    "parts reshaped": lambda x: [part.reshape(3, 2, 1) * 2 for part in (x + 1).chunk(2, 1)],
     "a view and its base": lambda x: (x + 1, (x + 1)[0]),
     "writes through views": lambda x: x.clone().t()[1].mul_(2).add_(1),
     "the same value twice": lambda x: (x + 0, (x + 0).view(12)),
