@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from lazytpu.config import config
-from lazytpu.distributed import ddp
+from lazytpu.distributed import ddp, fsdp
 from lazytpu.distributed.process_group import LazyProcessGroup
 from lazytpu.ir.op_schema import Arg
 from lazytpu.runtime import world
@@ -19,6 +19,7 @@ def register(name: str = NAME) -> None:
         dist.Backend.register_backend(name, _made, extended_api=True, devices=[config.device_name])
         if name == NAME:
             ddp.register()
+            fsdp.register()
 
 
 def _made(options: Arg, _: object = None) -> LazyProcessGroup:

@@ -38,6 +38,7 @@ class Storage:
         origin: the line that moved the contents here from the host.
         sharding: how the contents lie on a mesh; None on one device, and where every device of a mesh has all of them
             without anybody having asked for it.
+        freed: `resize_` to no bytes has dropped the contents, until it is resized again.
         computed_on_host: an op that has to run on the CPU made the contents there.
     """
 
@@ -56,6 +57,7 @@ class Storage:
     address: int = 0
     origin: Site | None = None
     computed_on_host: bool = False
+    freed: bool = False
     sharding: Sharding | None = None
 
 

@@ -49,6 +49,8 @@ class LazyStorage(torch.UntypedStorage):
 
     def nbytes(self) -> int:
         state = resolve(self._s)[0]
+        if state.freed:
+            return 0
         return state.host.nbytes() if state.host is not None else state.layout.nbytes
 
     def size(self) -> int:
@@ -88,6 +90,27 @@ class LazyStorage(torch.UntypedStorage):
     def __getitem__(self, index: Any) -> Any:
         return self.cpu()[index]
 
+    def resize_(self, size: int) -> LazyStorage:
+        """Drop the contents, for a size of 0; allocate again, for the size that it had, contents that nobody knows.
+
+        Tensors go on sharing it.
+
+        Raises:
+            NotImplementedError: it is another size.
+        """
+        state = resolve(self._s)[0]
+        if size not in (0, state.layout.nbytes):
+            raise NotImplementedError(
+                f"the storage of a device tensor of {state.layout.nbytes} bytes can be resized to none and back, "
+                f"not to {size}; use tensor.resize_"
+            )
+        with record.lock:
+            if size != self.nbytes():
+                state.host = None
+                write_buffer(state, None)
+            state.freed = size == 0
+        return self
+
     def _set_from_file(self, file: object, offset: object, is_real_file: bool, element_size: int) -> LazyStorage:
         """Reads the contents, where a file of torch's old format has them."""
         state = resolve(self._s)[0]
@@ -107,7 +130,7 @@ class LazyStorage(torch.UntypedStorage):
             "the storage of a device tensor can be read, copied and saved; to change it, use the tensor"
         )
 
-    __setitem__ = copy_ = fill_ = resize_ = byteswap = _unsupported
+    __setitem__ = copy_ = fill_ = byteswap = _unsupported
 
 
 def storage_of(state: Storage) -> LazyStorage:

@@ -12,7 +12,7 @@ class Event:
     """A moment in the device's queue.
 
     Args:
-        enable_timing: lets `elapsed_time` be asked; `record` then waits for the device.
+        enable_timing: lets `elapsed_time` be asked; `record` then runs what is pending, and waits for the device.
     """
 
     def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False) -> None:
@@ -20,9 +20,9 @@ class Event:
         self.recorded_s: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Runs what is pending and notes the moment behind it."""
-        cutting.cut("event")
+        """Notes the moment behind what is pending; with ``enable_timing``, runs it and waits."""
         if self.timed:
+            cutting.cut("event")
             step.wait()
         self.recorded_s = time.perf_counter()
 

@@ -90,23 +90,22 @@ def _dtypes_on_meta(
 
 def aliasing_signature(arguments: object) -> object:
     """Return a key of all that memory checks depend on: which tensors share a storage, and how each lies in it."""
-    storages: dict[Storage, int] = {}
-    tensors: dict[int, int] = {}
+    return _signature(arguments, {}, {})
 
-    def key(x: Any) -> Any:
-        if isinstance(x, (list, tuple)):
-            return tuple([key(e) for e in x])
-        if isinstance(x, dict):
-            return tuple([(k, key(v)) for k, v in x.items()])
-        if is_device_tensor(x):
-            storage, layout = resolve(cell_of(x))
-            same = tensors.setdefault(id(x), len(tensors))
-            return same, storages.setdefault(storage, len(storages)), storage.layout, layout.geometry
-        if isinstance(x, torch.Tensor):
-            return x.dtype, tuple(x.shape)
-        return type(x) if isinstance(x, (float, complex)) else (type(x), x)
 
-    return key(arguments)
+# Not a function inside: one that calls itself is a reference cycle, which would keep the storages alive.
+def _signature(x: Any, storages: dict[Storage, int], tensors: dict[int, int]) -> Any:
+    if isinstance(x, (list, tuple)):
+        return tuple([_signature(e, storages, tensors) for e in x])
+    if isinstance(x, dict):
+        return tuple([(k, _signature(v, storages, tensors)) for k, v in x.items()])
+    if is_device_tensor(x):
+        storage, layout = resolve(cell_of(x))
+        same = tensors.setdefault(id(x), len(tensors))
+        return same, storages.setdefault(storage, len(storages)), storage.layout, layout.geometry
+    if isinstance(x, torch.Tensor):
+        return x.dtype, tuple(x.shape)
+    return type(x) if isinstance(x, (float, complex)) else (type(x), x)
 
 
 def _accept(key: object) -> None:

@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 def model() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), Block(16), Block(16), nn.Linear(16, 4))
+    return nn.Sequential(nn.Linear(6, 8), Block(8), nn.Linear(8, 4))
 
 
 def batches(device: Device, ranks: int, place: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -102,9 +102,60 @@ def test_ddp() -> None:
 def test_ddp_with_views_of_buckets_buffers_and_frozen_parameters() -> None:
     def run(device: Device) -> Any:
         plain = nn.Sequential(model(), nn.BatchNorm1d(4)).to(device)
-        plain[0][3].requires_grad_(False)
+        plain[0][2].requires_grad_(False)
         net = DistributedDataParallel(plain, gradient_as_bucket_view=True, find_unused_parameters=False)
         optimizer = torch.optim.SGD(net.parameters(), 1e-2, momentum=0.9)
         return results(plain, train(net, optimizer, device))
 
     one_program_a_step(run, 4, settled=4)
+
+
+@on_ranks(2)
+def test_fsdp() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def run(device: Device) -> Any:
+        net, mesh = model().to(device), init_device_mesh(device.type, (2,))
+        fully_shard(net[1], mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        losses = train(net, optimizer, device)
+        whole = [p.full_tensor().detach() for p in net.parameters()]
+        return losses, [p.to_local().detach() for p in net.parameters()], whole
+
+    one_program_a_step(run, 3)
+
+
+@on_ranks(2)
+def test_tensor_parallel() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    def run(device: Device) -> Any:
+        net, mesh = model().to(device), init_device_mesh(device.type, (2,))
+        parallelize_module(net[1], mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        optimizer = torch.optim.SGD(net.parameters(), 1e-2, momentum=0.9, foreach=False)
+        losses = train(net, optimizer, device, ranks=1, place=0)
+        return losses, [p.to_local() if hasattr(p, "to_local") else p for p in net.parameters()]
+
+    one_program_a_step(run, 12)
+
+
+@on_ranks(4, alone=True)
+def test_fsdp_by_tensor_parallel() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    def run(device: Device) -> Any:
+        mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("data", "model"))
+        net = model().to(device)
+        parallelize_module(net[1], mesh["model"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(net[1], mesh=mesh["data"])
+        fully_shard(net, mesh=mesh["data"])
+        optimizer = torch.optim.SGD(net.parameters(), 1e-2, momentum=0.9, foreach=False)
+        losses = train(net, optimizer, device, ranks=2, place=mesh.get_local_rank("data"))
+        return losses, [p.to_local() for p in net.parameters()]
+
+    one_program_a_step(run, 14)

@@ -1,0 +1,56 @@
+"""Kernels for the ops that FSDP2 defines: ``torch.ops.fsdp``, once it is imported."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+
+from lazytpu.torch_backend.after_import import after_import
+
+Tensor = torch.Tensor
+_PACKAGE = "torch.distributed.fsdp._fully_shard"
+_libraries: list[torch.library.Library] = []
+
+
+def all_gather_copy_in(
+    inputs: Sequence[Tensor], output: Tensor, sizes: Sequence[int], numel: int, rank: int
+) -> tuple[Tensor, Tensor]:
+    """Return what this rank has for the others, in one piece, and where the pieces of all of them are to go.
+
+    Torch's own writes the piece to where it will be among the others, a place that is another one on each rank.
+    """
+    with torch.no_grad():
+        return torch.cat([x.detach().reshape(-1).to(output.dtype) for x in inputs]), output
+
+
+def copy_(target: Tensor, data: Tensor) -> None:
+    """Copy, and leave the version of the target to FSDP."""
+    target.copy_(data)
+
+
+def register() -> None:
+    """Wait for FSDP2, which defines its ops when it is imported."""
+    after_import(f"{_PACKAGE}._fsdp_collectives", _register_collectives)
+    after_import(f"{_PACKAGE}._fsdp_param", _register_copy)
+
+
+def _library() -> torch.library.Library:
+    if not _libraries:
+        _libraries.append(torch.library.Library("fsdp", "IMPL"))
+    return _libraries[0]
+
+
+def _register_collectives(_: ModuleType) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that its kernel is overridden
+        _library().impl("all_gather_copy_in", all_gather_copy_in, "PrivateUse1", allow_override=True)
+
+
+def _register_copy(_: ModuleType) -> None:
+    _library().impl("copy_", copy_, "PrivateUse1", allow_override=True)
+
+
+__all__ = ["all_gather_copy_in", "copy_", "register"]
