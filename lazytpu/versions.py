@@ -101,14 +101,16 @@ PRIVATE_TORCH = (
 """Every private name of torch that the package uses, below ``torch``."""
 
 PRIVATE_WHEN_USED = (
+    "_C._distributed_c10d",
     "_dynamo",
     "_functorch.partitioners",
+    "distributed.fsdp._fully_shard",
     "nested._internal.ops",
     "ops._c10d_functional",
     "utils._sympy.interp",
     "utils._sympy.reference",
 )
-"""More of them, in parts of torch that take a second to import, so they are not looked at here."""
+"""More of them, in parts of torch that take a second to import, or are not always there: not looked at here."""
 
 PASSING_OPS = {
     "aten.cholesky.default": "until 2.13",
