@@ -8,6 +8,8 @@ from lazytpu.debug import on_mesh
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.events import Tally
 
+_BREAK = "\n        "  # between the ranks of what they recorded differently
+
 
 def explain() -> str:
     """Why each graph was compiled, what forced each cut, and what ran on the CPU, since the last reset.
@@ -31,6 +33,9 @@ def explain() -> str:
             f"  {n} x {why}, at {line}" for (why, line), n in events.interpretations.most_common()
         ],
         "what the devices of a mesh send in a run of a program": list(on_mesh.explained()),
+        "graphs that ran in pieces, as ranks recorded different ops between their collectives": [
+            f"  {n} x {' | '.join(where.split(_BREAK))}" for where, n in events.pieces.most_common()
+        ],
         "scalars made dynamic because they changed": [f"  {o} {a} at {line}" for o, a, line in events.dynamic_scalars],
         "compiled functions that are recorded in every call": [f"  {f}: {why}" for f, why in events.unreplayed],
         "compiled functions that were recorded again": [

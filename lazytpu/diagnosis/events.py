@@ -107,6 +107,7 @@ reads: dict[tuple[str, str], Tally] = {}  # the same for reads and waits that fo
 fallbacks: dict[tuple[str, str], Tally] = {}  # (op, line)
 dynamic_scalars: dict[tuple[str, str, str], None] = {}  # (op, argument, line) in order
 unreplayed: dict[tuple[str, str], None] = {}  # (function, why it is recorded in every call) in order
+pieces: Counter[str] = Counter()  # what ranks recorded differently -> how many graphs ran in pieces for it
 interpretations: Counter[tuple[str, str]] = Counter()  # (why the graph was new, line) -> how many ran op by op
 rerecorded: Counter[tuple[str, str]] = Counter()  # (function, what changed around it) -> how often it was recorded anew
 
@@ -287,9 +288,27 @@ def recorded_again(function: str, change: str) -> None:
         logs.note("compile", "%s is recorded again: %s", function, change)
 
 
+def ran_in_pieces(difference: str) -> None:
+    """Note that a graph ran in pieces, as ranks recorded something different between the same collectives."""
+    if difference not in pieces:
+        text = "ranks record different ops between their collectives, so these run as programs of their own: %s"
+        logs.note("world", text, " | ".join(difference.split("\n        ")), level=logs.LEVELS["warning"])
+    pieces[difference] += 1
+
+
 def reset() -> None:
     """Forget everything noted (compilations keep counting)."""
-    for noted in (compilations, cuts, reads, fallbacks, dynamic_scalars, unreplayed, rerecorded, interpretations):
+    for noted in (
+        compilations,
+        cuts,
+        reads,
+        fallbacks,
+        dynamic_scalars,
+        unreplayed,
+        rerecorded,
+        interpretations,
+        pieces,
+    ):
         noted.clear()
 
 

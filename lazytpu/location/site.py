@@ -12,6 +12,7 @@ from functools import cache
 from types import CodeType, FrameType
 
 import torch
+import typing_extensions
 from torch.autograd.graph import Node as GradNode
 
 from lazytpu.config import config
@@ -22,6 +23,7 @@ from lazytpu.location import gradients
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _AUTOCAST = os.path.join(_OURS, "dispatch", "autocast.py")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_DEPRECATING = typing_extensions.__file__  # it wraps functions of torch that are to go
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = os.sep + "site-packages" + os.sep  # may lie inside the folder of the standard library
 _CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
@@ -40,7 +42,7 @@ def is_ours(name: str) -> bool:
 @cache
 def is_user_file(name: str) -> bool:
     """Whether a frame's file is the user's: not of torch, lazytpu or the standard library, and not made up."""
-    if name.startswith((_OURS, _TORCH, "<")):
+    if name.startswith((_OURS, _TORCH, _DEPRECATING, "<")):
         return False
     return not name.startswith(_STDLIB) or _PACKAGES in name
 
@@ -111,6 +113,11 @@ def line_of_read() -> Site:
         return found
     forward = gradients.forward_of(torch._C._current_autograd_node())
     return forward or _innermost(_frame_of_main())
+
+
+def line_of_main() -> Site:
+    """Return the line that the main thread is at, asked by another one."""
+    return _innermost(_frame_of_main())
 
 
 def line_of_call() -> Site | None:

@@ -24,7 +24,7 @@ from lazytpu.lowering.registry import lowering_for, target_platform
 from lazytpu.lowering.support import shardings
 from lazytpu.lowering.support.processes import over
 from lazytpu.observe import logs, metrics, regions
-from lazytpu.runtime import client, described, processes, together
+from lazytpu.runtime import client, described, processes
 from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.executable import Executable, donated_bytes, failure, smallest_result
 from lazytpu.runtime.host import room
@@ -181,8 +181,6 @@ def executable_of(
     if graph.patterns:
         compiled = processes.OverProcesses(graph, compiled)
     smallest, donated = smallest_result(graph), donated_bytes(graph)
-    if together.is_shared(graph):
-        compiled = together.Together(graph, compiled, smallest)
     return Executable(graph, compiled, lower_s, compile_s, smallest, donated, settings(), needs=needs, **others)
 
 

@@ -2,10 +2,21 @@
 
 It runs jax's service, through which XLA's processes meet.  In rank 0 itself that would end every other rank with a C++
 stack as soon as rank 0 died; here it lives until no rank is left.  Each rank holds a connection to it besides; what is
-sent there it passes on to all, and a connection that closes without a goodbye is a rank that died.
+sent there it compares or passes on, and a connection that closes without a goodbye is a rank that died.
 
 It runs by its file name and imports nothing of lazytpu, torch or jax but jaxlib's service, so it is up in a third of a
-second.  Messages are lines; what the ranks say to each other (`world`, `agreement`) is not looked at.
+second.  Messages are lines of words.  A rank says::
+
+    here RANK                       first
+    agree TAG COUNT DIGEST LINE     answered when so many ranks have: ``same TAG``, or ``differ TAG RANK=DIGEST,...``
+    tell TAG COUNT JSON             answered when so many ranks have: ``told TAG [[RANK, JSON], ...]``
+    withdraw TAG                    it does not wait for the answer any more
+    where RANK,...                  answered by ``was LINE`` of each, its last, and by each itself: ``at LINE``
+    who agree|tell TAG              answered by ``posted RANK,...``, those that have said it
+    at RANK LINE                    the answer of one that was asked
+    bye                             last
+
+Each line of an answer begins with the rank that it is about.
 """
 
 from __future__ import annotations
@@ -16,12 +27,13 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Collection
 
 _NO_LIMIT_S = 10**6  # of jax's own heartbeats: whoever misses one is ended with a C++ stack
 
 
 class Coordinator:
-    """Passes lines from each rank to all ranks.
+    """Answers the ranks.
 
     Args:
         listener: where the ranks connect.
@@ -36,6 +48,8 @@ class Coordinator:
         self.begun: dict[socket.socket, bytes] = {}  # of each connection, the line that is not complete
         self.left: set[int] = set()
         self.log: list[bytes] = []  # lines about ranks that are gone, for those that connect later
+        self.open: dict[bytes, dict[int, bytes]] = {}  # by tag, what ranks have said that others have yet to
+        self.lines: dict[int, bytes] = {}  # of each rank's last ``agree``
 
     def serve(self) -> None:
         """Return when every rank that came is gone."""
@@ -78,10 +92,45 @@ class Coordinator:
             self.ranks[connection] = int(rest)
             for old in self.log:
                 self._send(connection, old)
-        elif word == b"bye":
-            self.left.add(self.ranks[connection])
+            return
+        rank = self.ranks[connection]
+        if word == b"bye":
+            self.left.add(rank)
+        elif word == b"agree":
+            tag, count, digest, self.lines[rank] = rest.split(b" ", 3)
+            self._gather(b"agree " + tag, int(count), rank, digest)
+        elif word == b"tell":
+            tag, count, text = rest.split(b" ", 2)
+            self._gather(b"tell " + tag, int(count), rank, text)
+        elif word == b"withdraw":
+            self.open.get(b"agree " + rest, {}).pop(rank, None)
+        elif word == b"who":
+            given = b",".join([b"%d" % r for r in self.open.get(rest, {})])
+            self._send(connection, b"0 posted %s\n" % given)
+        elif word == b"where":
+            for other in map(int, rest.split(b",")):
+                self._send(connection, b"%d was %s\n" % (other, self.lines.get(other, b"")))
+                self._send_to([other], b"%d where\n" % rank)
+        elif word == b"at":
+            asker, _, text = rest.partition(b" ")
+            self._send_to([int(asker)], b"%d at %s\n" % (rank, text))
+
+    def _gather(self, tag: bytes, count: int, rank: int, said: bytes) -> None:
+        """Keep what a rank has said; answer all who have when they are so many."""
+        given = self.open.setdefault(tag, {})
+        given[rank] = said
+        if len(given) < count:
+            return
+        del self.open[tag]
+        word, _, name = tag.partition(b" ")
+        if word == b"tell":
+            texts = b", ".join([b"[%d, %s]" % (r, given[r]) for r in sorted(given)])
+            answer = b"0 told %s [%s]\n" % (name, texts)
+        elif len(set(given.values())) == 1:
+            answer = b"0 same %s\n" % name
         else:
-            self._send_to_all(b"%d %s\n" % (self.ranks[connection], line))
+            answer = b"0 differ %s %s\n" % (name, b",".join([b"%d=%s" % (r, given[r]) for r in sorted(given)]))
+        self._send_to(given, answer)
 
     def _closed(self, connection: socket.socket) -> None:
         self.selector.unregister(connection)
@@ -91,11 +140,12 @@ class Coordinator:
         if rank is not None:
             line = b"%d %s\n" % (rank, b"left" if rank in self.left else b"died")
             self.log.append(line)
-            self._send_to_all(line)
+            self._send_to(range(self.size), line)
 
-    def _send_to_all(self, line: bytes) -> None:
-        for connection in list(self.ranks):
-            self._send(connection, line)
+    def _send_to(self, ranks: Collection[int], line: bytes) -> None:
+        for connection, rank in list(self.ranks.items()):
+            if rank in ranks:
+                self._send(connection, line)
 
     def _send(self, connection: socket.socket, line: bytes) -> None:
         try:

@@ -9,7 +9,7 @@ from lazytpu.ir.graph import Graph
 from lazytpu.lowering import target
 from lazytpu.observers import notify
 from lazytpu.passes.uniform_scalars import are_uniform, with_uniform
-from lazytpu.runtime import client, compiler, described
+from lazytpu.runtime import agreement, client, compiler, described
 from lazytpu.runtime.disk_cache import lookup
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host import malloc, mappings
@@ -55,7 +55,10 @@ def executable_for(
             return made, False
         made = made or compiler.compile_graph(graph, counter)
         made.difference = lookup.difference(key)
-        lookup.keep(key, getattr(made.compiled, "inner", made.compiled))
+        lookup.keep(key, made.compiled)
+    members = agreement.members_of(graph)
+    if members:
+        made.compiled = made.call = agreement.Together(made, members, lambda piece: executable_for(piece)[0])
     _keep(made)
     notify("executable_made", made)
     return made, True

@@ -14,7 +14,7 @@ from lazytpu.ir.sharding import Mesh, Sharding
 from lazytpu.lowering import target
 from lazytpu.lowering.support import shardings
 from lazytpu.observe import metrics
-from lazytpu.runtime import client, described, together
+from lazytpu.runtime import client, comparison, described, together
 from lazytpu.runtime.host.chatter import silenced
 from lazytpu.runtime.host.interrupts import uninterrupted
 
@@ -196,6 +196,7 @@ def laid_out(buffer: jax.Array, where: jax.Device | jax.sharding.Sharding) -> ja
 def _from_own(buffer: jax.Array, where: jax.sharding.Sharding) -> jax.Array:
     """Return an array over several processes, each of which has the whole contents."""
     host = np.asarray(buffer)
+    comparison.compare_input(host, where)
     indices = where.addressable_devices_indices_map(buffer.shape)
     parts = [jax.device_put(np.array(host[index]), device) for device, index in indices.items()]
     made: jax.Array = jax.make_array_from_single_device_arrays(buffer.shape, where, parts)

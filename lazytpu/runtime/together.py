@@ -1,4 +1,4 @@
-"""Start programs that several processes run together, and wait for what they compute.
+"""Wait for what several processes compute together.
 
 Python's signals are taken while a process waits, and so is the news that another one has died: what waits inside of XLA
 hears neither.
@@ -10,14 +10,15 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
-from lazytpu.ir.graph import Graph
-from lazytpu.lowering.support import shardings
+from lazytpu.config import config
+from lazytpu.errors import WorldError
+from lazytpu.observe import logs
 from lazytpu.runtime import world
-from lazytpu.runtime.client import Buffer, ScalarArray
-from lazytpu.runtime.host.chatter import silenced
+from lazytpu.runtime.client import Buffer
+from lazytpu.runtime.host.interrupts import deferred
 
 _SHORTEST_S, _LONGEST_S = 2e-5, 2e-3  # between two looks at a buffer that is waited for
 _AT_EXIT_S = 1.0
@@ -26,69 +27,64 @@ _latest: list[Buffer] = []  # a result of the program that was started last
 _failed: list[bool] = []  # not empty once an exception has ended the program
 
 
-def is_shared(graph: Graph) -> bool:
-    """Return whether several processes run the program of a graph."""
-    if not world.is_connected():
-        return False
-    return any(not shardings.replicated(mesh).is_fully_addressable for mesh in graph.meshes)
-
-
-class Together:
-    """Starts a program that several processes run, in place of the ``jax.stages.Compiled`` it wraps.
-
-    Attributes:
-        inner: what it wraps.
-    """
-
-    def __init__(self, graph: Graph, inner: Callable[..., Sequence[Buffer]], smallest: int) -> None:
-        self.graph, self.inner, self._smallest = graph, inner, smallest
-        self._connected = False
-
-    def __call__(
-        self, donated: Sequence[Buffer], retained: Sequence[Buffer], *scalars: ScalarArray
-    ) -> Sequence[Buffer]:
-        world.ranks().check()
-        if self._connected:
-            return self._start(donated, retained, *scalars)
-        with silenced():
-            results = self._start(donated, retained, *scalars)
-            wait(results)
-        self._connected = True
-        return results
-
-    def _start(self, donated: Sequence[Buffer], retained: Sequence[Buffer], *scalars: ScalarArray) -> Sequence[Buffer]:
-        results = self.inner(donated, retained, *scalars)
-        if results:
-            _latest[:] = [results[self._smallest]]
-        return results
-
-    def __getattr__(self, name: str) -> object:  # texts and costs
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+def remember(result: Buffer) -> None:
+    """Note what was started last, for the end of this process."""
+    _latest[:] = [result]
 
 
 def wait(buffers: Sequence[Buffer]) -> None:
     """Wait until buffers are computed.
 
     Raises:
-        WorldError: a rank died meanwhile.
+        WorldError: a rank died meanwhile, or does not answer for too long; or a signal came.
     """
     for buffer in buffers:
-        pause = _SHORTEST_S
+        pause, asked = _SHORTEST_S, time.monotonic()
         while not _is_ready(buffer):
             world.ranks().check()
+            if deferred:
+                raise WorldError("interrupted while waiting for the device")
+            if time.monotonic() - asked > config.collective_timeout:
+                _ask_all()
+                asked = time.monotonic()
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_S)
-        buffer.block_until_ready()
+        try:
+            buffer.block_until_ready()
+        except (RuntimeError, ValueError):  # Gloo's are the latter
+            _raise_if_dead()
+            raise
 
 
 def _is_ready(buffer: Buffer) -> bool:
-    return bool(vars(type(buffer))["is_ready"](buffer))  # which jax's stubs leave out
+    return buffer.is_deleted() or bool(vars(type(buffer))["is_ready"](buffer))  # which jax's stubs leave out
 
 
-def note_failures() -> None:
-    """Remember from now on that an exception has ended the program, for its end.  Called once the world is there."""
+def _raise_if_dead() -> None:
+    """Raise where a rank has died; the news comes a moment later than the failure of its connections."""
+    world.ranks().await_end(1, 2.0)
+    world.ranks().check()
+
+
+def _ask_all() -> None:
+    """Raise where a rank does not answer; say where the others are that let the device wait."""
+    others = world.ranks()
+    places = others.places(range(others.size))
+    silent = [rank for rank, place in places.items() if "does not answer" in place and rank not in others.gone]
+    if silent:
+        raise WorldError(
+            f"rank {others.rank} waited {config.collective_timeout} s for a collective on the device",
+            given="\n        ".join(places[rank] for rank in silent[:8]),
+            fix="see why it is stopped; lazytpu.config.collective_timeout has the limit",
+        )
+    text = "; ".join(list(places.values())[:8])
+    logs.note(
+        "world", "rank %d waits for a collective on the device: %s", others.rank, text, level=logs.LEVELS["warning"]
+    )
+
+
+def _note_failures() -> None:
+    """Remember from now on that an exception has ended the program, for its end."""
     hook = sys.excepthook
 
     def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -102,16 +98,17 @@ def note_failures() -> None:
 def _end() -> None:
     """End the process at once where XLA still waits for a rank that will not come: its own end would wait as well."""
     deadline = time.monotonic() + _AT_EXIT_S
-    stuck = bool(world.ranks().dead()) or bool(_failed)
     for buffer in _latest:
-        while not buffer.is_deleted() and not _is_ready(buffer):
+        while not _is_ready(buffer):
+            stuck = bool(_failed) or bool(world.ranks().dead())
             if stuck and time.monotonic() > deadline:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(1)
-            stuck = stuck or bool(world.ranks().dead())
             time.sleep(_LONGEST_S)
     _latest.clear()
+    if not _failed:
+        world.ranks().leave()
 
 
-world.when_connected(note_failures)
+world.when_connected(_note_failures)

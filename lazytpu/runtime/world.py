@@ -132,7 +132,6 @@ def connect(store: Store | None = None, rank: int | None = None, size: int | Non
     host, jax_port, port = _meet(place, meeting)
     _initialize(place, f"{host}:{jax_port}")
     found = Ranks(place.rank, place.size, (host, port))
-    atexit.register(found.leave)
     awaited.clear()
     _place, _ranks = place, found
     for call in _afterwards:

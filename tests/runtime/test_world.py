@@ -25,7 +25,7 @@ MEET = """
     if world.rank() == 2:
         sys.exit()
     try:
-        world.ranks().wait_for(lambda: len(world.ranks().gone) == 2, 10)
+        world.ranks().await_end(2, 10)
         world.ranks().check()
     except lazytpu.errors.WorldError as error:
         print(error)

@@ -20,6 +20,10 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGHUP")  # tho
 _SIGNALS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
 
 
+deferred: list[int] = []
+"""Signals that are held back, for what waits meanwhile: it raises, and so lets them through."""
+
+
 class uninterrupted:
     """Holds signals with a handler in Python back to the end of the block.
 
@@ -46,6 +50,7 @@ class uninterrupted:
             running = running.f_back
         if running is not None:
             self.received.append(number)
+            deferred.append(number)
         else:
             _set(number, self.previous[number])
             self.previous[number](number, frame)
@@ -55,6 +60,7 @@ class uninterrupted:
         for number, handler in self.previous.items():
             _set(number, handler)
         if self.received:
+            deferred.clear()
             _raise_all(self.received)
 
 
