@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from operator import attrgetter
 
 import jax
 import numpy as np
@@ -34,11 +35,11 @@ def compare_input(host: np.typing.NDArray[np.generic], where: jax.sharding.Shard
 
     Where they differ, the next program raises.
     """
-    members = tuple(sorted({d.process_index for d in where.device_set}))
+    members = tuple(sorted({*map(attrgetter("process_index"), where.device_set)}))
     _inputs[members] += 1
     tag = f"input.{name_of(members)}.{_inputs[members]}"
     contents = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
-    digest = f"{zlib.crc32(contents):x}:{host.dtype}[{'*'.join(map(str, host.shape))}]"
+    digest = f"{zlib.crc32(memoryview(contents)):x}:{host.dtype}[{'*'.join(map(str, host.shape))}]"
     world.ranks().compare(tag, len(members), digest, str(site.line_of_read()))
 
 
