@@ -45,6 +45,7 @@ from lazytpu.debug import profiler
 from lazytpu.debug.explain import explain
 from lazytpu.debug.graph_text import hlo_text, ir_dot, ir_text, stablehlo_text
 from lazytpu.dispatch import registration as _registration
+from lazytpu.distributed.launching import launch
 from lazytpu.export.package import load_package as load
 from lazytpu.frontends import control_flow_kernels as _control_flow
 from lazytpu.frontends.dynamo import backend as _backend
@@ -112,6 +113,7 @@ __all__ = [
     "ir_text",
     "is_available",
     "jit",
+    "launch",
     "load",
     "lowering",
     "mark_step",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from lazytpu.cli import cache, check, demo, info, inspect, plan, report, run, run_package
+from lazytpu.cli import cache, check, demo, info, inspect, launch, plan, report, run, run_package
 
 PROGRAM = "lazytpu" if Path(sys.argv[0]).stem == "lazytpu" else "python -m lazytpu"  # the console script, or the module
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -24,6 +24,7 @@ app = typer.Typer(
 
 # In the order of ``--help``.  A command is a function whose docstring is its help.
 app.command("run", context_settings=run.SETTINGS | _SETTINGS)(run.run)
+app.command("launch", context_settings=launch.SETTINGS | _SETTINGS)(launch.launch)
 app.command("demo")(demo.demo)
 app.command("check")(check.check)
 app.command("inspect")(inspect.inspect)

@@ -48,6 +48,11 @@ _handler = _ToStandardError()
 _handler.setFormatter(logging.Formatter("lazytpu: %(message)s"))
 
 
+def name_rank(rank: int) -> None:
+    """Begin each message with the rank of this process, one of several."""
+    _handler.setFormatter(logging.Formatter(f"lazytpu[{rank}]: %(message)s"))
+
+
 def is_on(topic: str) -> bool:
     """Return whether messages of a topic are written; if not, a costly one need not be made."""
     if _applied != config.log:

@@ -134,6 +134,7 @@ def connect(store: Store | None = None, rank: int | None = None, size: int | Non
     found = Ranks(place.rank, place.size, (host, port))
     awaited.clear()
     _place, _ranks = place, found
+    logs.name_rank(place.rank)
     for call in _afterwards:
         call()
     seconds = time.monotonic() - started
@@ -233,6 +234,7 @@ class _Waiting:
                     fix="start all ranks with the same script; LAZYTPU_WORLD=0 if they are programs of their own",
                 )
             self.said_s *= 2
+            logs.name_rank(rank)
             logs.note(
                 "world", "rank %d of %d waits %s (%.0f s so far)", rank, self.place.size, self.what, seconds, level=30
             )
