@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import TypeVar
+from multiprocessing.process import BaseProcess
+from typing import TypeVar, cast
 
 from lazytpu.errors import WorldError
 
@@ -47,7 +48,8 @@ def launch(function: Callable[..., _T], processes: int, *arguments: object) -> l
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
-    running, pipes = [], []
+    running: list[BaseProcess] = []
+    pipes: list[Connection] = []
     for rank in range(processes):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_run, args=(packed, sender), name=f"rank {rank}")
@@ -57,7 +59,7 @@ def launch(function: Callable[..., _T], processes: int, *arguments: object) -> l
         running.append(process)
         pipes.append(receiver)
     try:
-        return _results(pipes)
+        return cast("list[_T]", _results(pipes))
     finally:
         for process in running:
             process.join(_GRACE_S)
@@ -66,9 +68,9 @@ def launch(function: Callable[..., _T], processes: int, *arguments: object) -> l
                 process.join()
 
 
-def _results(pipes: list[Connection]) -> list[_T]:
+def _results(pipes: list[Connection]) -> list[object]:
     """Return what each process has sent; raise where one has failed, the first that did."""
-    found: dict[int, _T] = {}
+    found: dict[int, object] = {}
     while len(found) < len(pipes):
         for ready in wait([pipe for rank, pipe in enumerate(pipes) if rank not in found]):
             rank = next(rank for rank, pipe in enumerate(pipes) if pipe is ready)
