@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -48,6 +49,7 @@ class Ranks:
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        os.register_at_fork(after_in_child=self._socket.close)  # or a worker would hold the place of a rank that died
         self._ended = False
         self._say(f"here {rank}")
         threading.Thread(target=self._listen, name="lazytpu-ranks", daemon=True).start()

@@ -92,11 +92,13 @@ def _note_failures() -> None:
         hook(kind, error, trace)
 
     sys.excepthook = note
-    atexit.register(_end)
+    atexit.register(_end, os.getpid())
 
 
-def _end() -> None:
+def _end(process: int) -> None:
     """End the process at once where XLA still waits for a rank that will not come: its own end would wait as well."""
+    if os.getpid() != process:  # a forked one
+        return
     deadline = time.monotonic() + _AT_EXIT_S
     for buffer in _latest:
         while not _is_ready(buffer):

@@ -133,6 +133,7 @@ def connect(store: Store | None = None, rank: int | None = None, size: int | Non
     _initialize(place, f"{host}:{jax_port}")
     found = Ranks(place.rank, place.size, (host, port))
     awaited.clear()
+    os.environ["LAZYTPU_WORLD"] = "0"  # what this process starts has no place of its own
     _place, _ranks = place, found
     logs.name_rank(place.rank)
     for call in _afterwards:
