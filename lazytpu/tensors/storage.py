@@ -31,7 +31,8 @@ class Storage:
         buffer: the jax array it held when the step began, None before it was first written.
         shared: another storage or foreign code may hold ``buffer``, so it is never donated.
         dirty: the last step that wrote it, in which it is among ``trace.pending``.
-        reads: layouts of views to their values, valid while the storage holds ``reads_root``.
+        reads: layouts of views to their values, valid in step ``reads_step`` while the storage holds ``reads_root``, a
+            value that another step may have too.
         moved: (storage, layout) when `resize_` put the contents elsewhere.
         host: CPU memory that holds the contents until a tensor gives them a type (saving.py).
         address: what ``data_ptr`` says, once it was asked.
@@ -52,6 +53,7 @@ class Storage:
     shared: bool = False
     reads: dict[Layout, Value] | None = None
     reads_root: Value | None = None
+    reads_step: int = 0
     moved: tuple[Storage, Layout] | None = None
     host: torch.UntypedStorage | None = None
     address: int = 0

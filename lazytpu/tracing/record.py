@@ -52,8 +52,8 @@ def load(cell: Cell) -> Value:
             storage, layout = resolve(cell)
             value = storage.value if storage.step == step else _load_storage(storage, step)
             if layout is not storage.layout:
-                if storage.reads is None or storage.reads_root is not value:
-                    storage.reads, storage.reads_root = {}, value
+                if storage.reads is None or storage.reads_root is not value or storage.reads_step != step:
+                    storage.reads, storage.reads_root, storage.reads_step = {}, value, step
                 value = read_view(value, layout, storage.reads)
             if trace.step == step:  # no finalizer has cut the graph in the middle of this
                 return value

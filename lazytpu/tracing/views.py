@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lazytpu.ir.op_schema import aten, op_of
-from lazytpu.ir.tree import Value
+from lazytpu.ir.tree import Value, trace
 from lazytpu.ir.types import overlaps
 from lazytpu.tensors.layout import CONJ, NEG, Layout, root_layout
 from lazytpu.tensors.storage import Storage
@@ -28,11 +28,12 @@ def written_at(storage: Storage, layout: Layout, value: Value, root: Value | Non
         root = load(storage)
     if 0 in layout.size:
         return root
-    known = storage.reads if storage.reads is not None and storage.reads_root is root else {}
+    current = storage.reads_root is root and storage.reads_step == trace.step
+    known = storage.reads if storage.reads is not None and current else {}
     write = _Write(root, known)
     written = write.overlapping(layout, value, old) if layout.overlapping else write.chain(layout, value)
     readable = not layout.overlapping and value.layout.stride == layout.stride
-    storage.reads, storage.reads_root = {layout: value} if readable else {}, written
+    storage.reads, storage.reads_root, storage.reads_step = {layout: value} if readable else {}, written, trace.step
     return written
 
 

@@ -381,3 +381,14 @@ def test_a_write_through_memory_after_a_copy_from_a_view(device: torch.device, s
         windows.mul_(2)
         results.append([t.cpu().tolist() for t in (x, y, windows)])
     assert results[0] == results[1]
+
+
+def test_a_view_read_in_a_step_whose_base_another_step_filled_alike(device: torch.device) -> None:
+    x, base = torch.ones(2, 3).to(device), torch.zeros(3).to(device)
+    view = base.expand(2, 3)
+    for more in (False, True):
+        base.fill_(2.0)  # in both steps the same node, and the base holds the same value
+        between = x * 3 if more else x
+        total = view + between
+        lazytpu.mark_step()
+    assert total.tolist() == [[5.0] * 3] * 2

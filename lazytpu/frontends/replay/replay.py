@@ -56,7 +56,7 @@ def _asks_first(name: str) -> property:
     return property(read, write)
 
 
-for _name in ("value", "dirty", "buffer", "shared", "reads", "reads_root", "moved", "host"):
+for _name in ("value", "dirty", "buffer", "shared", "reads", "reads_root", "reads_step", "moved", "host"):
     setattr(Parked, _name, _asks_first(_name))
 
 
