@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from tests.ecosystem import loading, training
+from tests.ecosystem import fields, loading, training
 from tests.ecosystem.case import Library, Missing, Outcome, judge, version
 
-LIBRARIES: list[Library] = [*training.LIBRARIES, *loading.LIBRARIES]
+LIBRARIES: list[Library] = [*training.LIBRARIES, *loading.LIBRARIES, *fields.LIBRARIES]
 LIMIT_S = 600  # seconds a case may take
 _MARK = "outcome: "
 _ROOT = Path(__file__).parents[2]
