@@ -5,25 +5,26 @@ from __future__ import annotations
 import torch
 
 from lazytpu.config import config
+from lazytpu.torch_backend import rank_device
 
 
 def device(index: int = 0) -> torch.device:
     """The lazy device.
 
     Args:
-        index: always 0: there is one device in a process.
+        index: 0, or the local rank of this process among several: there is one device in a process.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: there is no such device, or it is another process's.
     """
-    if index != 0:
-        raise ValueError(f"there is one device, {config.device_name}:0, not {config.device_name}:{index}")
+    if not rank_device.is_own(index):
+        raise ValueError(rank_device.refused(index))
     return torch.device(config.device_name, 0)
 
 
 def device_count() -> int:
-    """How many devices there are: one."""
-    return 1
+    """How many devices there are: one, or as many as processes on this host."""
+    return rank_device.count()
 
 
 def is_available() -> bool:

@@ -22,6 +22,7 @@ from lazytpu.tensors.layout import root_layout
 from lazytpu.tensors.printing import represent
 from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, lazy
+from lazytpu.torch_backend import rank_device
 from lazytpu.tracing import record
 from lazytpu.tracing.reading import contents_of
 from lazytpu.tracing.transaction import Transaction
@@ -177,9 +178,10 @@ def _location(storage: Any) -> str | None:
 def _restore(storage: Any, location: str) -> LazyStorage | None:
     if location.partition(":")[0] != LazyTensor.device_type:
         return None
-    if location.partition(":")[2] not in ("", "0"):
+    index = int(location.partition(":")[2] or 0)
+    if not rank_device.is_own(index):
         raise RuntimeError(
-            f"a storage was saved on {location}, but there is one device, {LazyTensor.device_type}:0. "
+            f"a storage was saved on {location}, but {rank_device.refused(index)}. "
             "Use torch.load with map_location to map your storages to an existing device."
         )
     return _of_host(storage)

@@ -17,7 +17,7 @@ import torch
 from lazytpu import random
 from lazytpu.config import config
 from lazytpu.runtime import client
-from lazytpu.torch_backend import fork
+from lazytpu.torch_backend import fork, rank_device
 from lazytpu.torch_backend.streams import Event, Stream
 from lazytpu.tracing.step import wait
 
@@ -27,11 +27,11 @@ _initialized = True  # torch looks for it
 
 
 def check_index(device: Device) -> int:
-    """The index of a device of ours: always 0.
+    """The index of this process's device, 0; its local rank is another name for it.
 
     Raises:
         ValueError: ``device`` is of another kind.
-        RuntimeError: there is no device of this index.
+        RuntimeError: there is no device of this index, or it is another process's.
     """
     if isinstance(device, str):
         device = torch.device(device)
@@ -39,8 +39,8 @@ def check_index(device: Device) -> int:
         if device.type != config.device_name:
             raise ValueError(f"expected a {config.device_name} device, but got {device}")
         device = device.index
-    if device not in (None, 0, -1):
-        raise RuntimeError(f"invalid device ordinal: there is one device, {config.device_name}:0, not number {device}")
+    if not rank_device.is_own(device):
+        raise RuntimeError(f"invalid device ordinal: {rank_device.refused(device)}")
     return 0
 
 
@@ -66,8 +66,8 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """How many devices there are: one."""
-    return 1
+    """How many devices there are: one, or as many as processes on this host."""
+    return rank_device.count()
 
 
 def current_device() -> int:
@@ -104,7 +104,7 @@ class device_of(device):
     """``with torch.tpu.device_of(tensor):``."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(0)
+        super().__init__(None)
 
 
 # --- queue ---------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ _MARK = "@on_ranks("
 _HERE = "LAZYTPU_TEST_RANKS"
 _LIMIT_S = 120
 _ALL = "all"
+_ENDED = "it hung, or ended the process"
 _found: dict[str, dict[str, Test]] = {}  # by group: by file and name
 
 
@@ -118,6 +119,8 @@ def _run_all(modules: list[str], n: int, group: str, kept: Path) -> None:
         kept.write_text(json.dumps({_ALL: "\n".join(f"[{r}] {e.stderr[-4000:]}" for r, e in enumerate(ended))}))
         return
     results = [json.loads(part.read_text()) for part in parts]
+    for result, done in zip(results, ended, strict=True):
+        result.update({name: f"{text}\n{done.stderr[-4000:]}" for name, text in result.items() if text == _ENDED})
     joined = {}
     for name in results[0]:
         failures = [f"on rank {r}:\n{result.get(name)}" for r, result in enumerate(results) if result.get(name) != ""]
@@ -136,7 +139,7 @@ def run(modules: list[str], group: str, into: str) -> None:
     file = Path(f"{into}.{os.environ['RANK']}")
     results: dict[str, str] = dict.fromkeys(_found[group], "a test before it hung, or ended the process")
     for name, test in _found[group].items():
-        results[name] = "it hung, or ended the process"
+        results[name] = _ENDED
         file.write_text(json.dumps(results))
         faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
         lazytpu.metrics.reset()
@@ -146,6 +149,7 @@ def run(modules: list[str], group: str, into: str) -> None:
             results[name] = ""
         except BaseException:
             results[name] = traceback.format_exc()
+        file.write_text(json.dumps(results))
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, results[name])
         faulthandler.cancel_dump_traceback_later()

@@ -158,7 +158,11 @@ def test_streams_and_events(device):
     cuts = lazytpu.metrics.counter("cut")
     assert start.elapsed_time(end) > 0 and end.query() and x.sum().item() == 16
     assert lazytpu.metrics.counter("cut") == cuts + 1  # the sum alone: the event ran the rest
-    stream.record_event().synchronize()
+    y, cuts = torch.ones(2, device=device) + 1, lazytpu.metrics.counter("cut")
+    event = stream.record_event()
+    assert lazytpu.metrics.counter("cut") == cuts  # without timing, an event only notes the moment
+    event.synchronize()
+    assert lazytpu.metrics.counter("cut") == cuts + 1 and y.tolist() == [2.0, 2.0]
     stream.synchronize()
     with pytest.raises(RuntimeError, match="enable_timing"):
         torch.tpu.Event().elapsed_time(end)

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
 import lazytpu
+from lazytpu.tensors.storage import resolve
+from lazytpu.tracing.record import cell_of
 from tests.support.lockstep import differences
 from tests.support.processes import run_code
 
@@ -313,3 +315,20 @@ def test_safetensors_of_tied_weights(tmp_path):
         other.tied.zero_()
     assert load_model(other, path) == (set(), [])
     assert torch.equal(other.tied, model.tied) and other.outer.weight is other.tied
+
+
+def test_resizing_to_nothing_drops_the_contents_and_keeps_aliasing(device):
+    x = torch.arange(6.0, device=device).reshape(2, 3)
+    view, storage = x[1], x.untyped_storage()
+    storage.resize_(0)
+    assert storage.size() == x.untyped_storage().nbytes() == 0
+    assert resolve(cell_of(x))[0].buffer is None
+    storage.resize_(24)
+    x.copy_(torch.ones(2, 3))
+    view.add_(1)
+    assert storage.nbytes() == 24
+    assert x.tolist() == [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
+    storage.resize_(24)
+    assert x[1].tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(NotImplementedError, match="of 24 bytes can be resized to none and back, not to 48"):
+        storage.resize_(48)
