@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
 import torch
 
+from lazytpu.ir.op_schema import Arg
+from lazytpu.runtime import world
 from lazytpu.torch_backend.after_import import after_import
+from lazytpu.tracing.cutting import cut
 
 Tensor = torch.Tensor
 _PACKAGE = "torch.distributed.fsdp._fully_shard"
@@ -35,6 +39,7 @@ def register() -> None:
     """Wait for FSDP2, which defines its ops when it is imported."""
     after_import(f"{_PACKAGE}._fsdp_collectives", _register_collectives)
     after_import(f"{_PACKAGE}._fsdp_param", _register_copy)
+    after_import(f"{_PACKAGE}._fsdp_state", _cut_before_first_step)
 
 
 def _library() -> torch.library.Library:
@@ -51,6 +56,20 @@ def _register_collectives(_: ModuleType) -> None:
 
 def _register_copy(_: ModuleType) -> None:
     _library().impl("copy_", copy_, "PrivateUse1", allow_override=True)
+
+
+def _cut_before_first_step(module: ModuleType) -> None:
+    """Cut where a model is first called: each rank has taken another part of its parameters until then."""
+    state: Arg = vars(module)["FSDPState"]
+    lazy_init = state._lazy_init
+
+    @functools.wraps(lazy_init)
+    def call(self: Arg) -> None:
+        if self._is_root is None and world.size() > 1:
+            cut("fully_shard")
+        lazy_init(self)
+
+    state._lazy_init = call
 
 
 __all__ = ["all_gather_copy_in", "copy_", "register"]

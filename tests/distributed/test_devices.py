@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import io
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -46,3 +48,25 @@ def test_modules_on_a_ranks_device() -> None:
     loaded = torch.load(file, map_location={"tpu:0": f"tpu:{rank}"})
     assert torch.equal(loaded["weight"].cpu(), net.weight.cpu())
     dist.barrier(device_ids=[rank])
+
+
+@pytest.fixture
+def no_group() -> Iterator[None]:
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", [None, "lazytpu", "cpu:gloo,tpu:lazytpu", "xla"])
+def test_each_name_of_the_backend(device: torch.device, no_group: None, backend: str | None) -> None:
+    """In a world of one; the names work in others alike."""
+    if backend == "xla":
+        importlib.import_module("lazytpu.compat.torch_xla.distributed.xla_backend")
+    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    x, host = torch.ones(2, device=device), torch.ones(2)
+    for tensor in (x, host):
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+    gathered = [torch.zeros(2, device=device)]
+    dist.all_gather(gathered, x * 3)
+    assert x.tolist() == host.tolist() == [1.0, 1.0]
+    assert gathered[0].tolist() == [3.0, 3.0]
