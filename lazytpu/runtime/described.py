@@ -38,6 +38,7 @@ _known: dict[str, Topology] = {}
 
 # What libtpu would ask servers for that only Google's machines have, and complain of where there are none.
 _OFFLINE = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is used, so other processes may compile meanwhile
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",

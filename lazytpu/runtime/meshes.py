@@ -255,3 +255,56 @@ def parts_of(
         inside = tuple([slice(0, s.stop - s.start) for s in cut])
         found.append((shard.device.id, cut, np.asarray(shard.data)[inside]))
     return sorted(found, key=lambda part: part[0])
+
+
+def boxes_of(buffer: jax.Array, size: tuple[int, ...]) -> list[tuple[tuple[slice, ...], bool, jax.Array | None]]:
+    """Return the different parts of a tensor: what of it each is, whether this process is to save it, and its contents.
+
+    A part that several devices have is listed once, and one process is to save it.  Contents are None where another
+    process has them; padding is left out, and so are parts of nothing but padding.
+    """
+    here = {shard.device: shard.data for shard in buffer.addressable_shards}
+    owners: dict[tuple[tuple[int, int], ...], jax.Device] = {}
+    contents: dict[tuple[tuple[int, int], ...], jax.Array] = {}
+    indices = buffer.sharding.devices_indices_map(buffer.shape)
+    known: dict[int, jax.Device] = {device.id: device for device in target.devices()}
+    for device in [known[i] for i in sorted(known) if known[i] in indices]:
+        index = indices[device]
+        bounds = tuple([s.indices(n)[:2] for s, n in zip(index, buffer.shape, strict=True)])
+        owners.setdefault(bounds, device)
+        if device in here:
+            contents.setdefault(bounds, here[device])
+    found = []
+    for bounds, owner in owners.items():
+        inside = tuple([slice(min(a, n), min(b, n)) for (a, b), n in zip(bounds, size, strict=True)])
+        if 0 in size or all(s.stop > s.start for s in inside):
+            found.append((inside, owner in here, contents.get(bounds)))
+    return found
+
+
+def contents_of(part: jax.Array, box: tuple[slice, ...]) -> np.typing.NDArray[np.generic]:
+    """Return the contents of a part without its padding, copied to the host."""
+    return np.asarray(part)[tuple([slice(0, s.stop - s.start) for s in box])]
+
+
+def assembled(
+    like: jax.Array, size: tuple[int, ...], part: Callable[[tuple[slice, ...]], np.typing.NDArray[np.generic]]
+) -> jax.Array:
+    """Return a buffer that lies as another one, of parts from the host; each device gets its own part and no more.
+
+    Args:
+        like: of the same type.
+        size: of the tensor.
+        part: gives the contents of a part of it.
+    """
+
+    def padded(index: tuple[slice, ...] | None) -> np.typing.NDArray[np.generic]:
+        bounds = [s.indices(n)[:2] for s, n in zip(index or (), like.shape, strict=True)]
+        inside = tuple([slice(min(a, n), min(b, n)) for (a, b), n in zip(bounds, size, strict=True)])
+        found = part(inside)
+        lacking = [(0, (b - a) - n) for (a, b), n in zip(bounds, found.shape, strict=True)]
+        return np.pad(found, lacking) if any(after for _, after in lacking) else found
+
+    with uninterrupted(), jax.enable_x64(True):
+        found: jax.Array = jax.make_array_from_callback(like.shape, like.sharding, padded, dtype=like.dtype)
+    return found

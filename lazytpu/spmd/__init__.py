@@ -7,6 +7,9 @@
 What is recorded afterwards is compiled for all devices of the mesh; the script stays one for one device.
 """
 
+import importlib as _importlib
+from types import ModuleType as _Module
+
 from lazytpu.spmd.marking import (
     LocalShard,
     Sharding,
@@ -20,7 +23,16 @@ from lazytpu.spmd.mesh import HybridMesh, Mesh
 from lazytpu.spmd.parallelize import parallelize
 from lazytpu.spmd.plan import plan
 from lazytpu.spmd.recipes import data_parallel, fully_shard
+from lazytpu.spmd.safetensors import load_safetensors
 from lazytpu.spmd.visualize import visualize
+
+
+def __getattr__(name: str) -> _Module:
+    """Import `lazytpu.spmd.checkpoint` when it is asked for: torch's package below it takes seconds."""
+    if name == "checkpoint":
+        return _importlib.import_module("lazytpu.spmd.checkpoint")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "HybridMesh",
@@ -30,6 +42,7 @@ __all__ = [
     "clear_sharding",
     "data_parallel",
     "fully_shard",
+    "load_safetensors",
     "local_shards",
     "mark_sharding",
     "parallelize",

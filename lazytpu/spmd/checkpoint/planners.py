@@ -1,0 +1,153 @@
+"""Planners for ``torch.distributed.checkpoint``: which part of which tensor each process writes and reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, TensorWriteData, WriteItem, WriteItemType
+
+from lazytpu.spmd.parts import Box, boxes, fill, parts_of
+from lazytpu.tracing.record import is_device_tensor
+
+State = dict[str, Any]
+
+
+class SavedTensor:
+    """A tensor of the device as it is now, for a planner."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._size = tensor.size()
+        self._properties = TensorProperties(tensor.dtype, requires_grad=tensor.requires_grad)
+        self._parts = {_offsets(part.box): part for part in parts_of(tensor) if part.owned}
+
+    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:  # torch's name
+        return [
+            WriteItem(
+                MetadataIndex(fqn, offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(_chunk(part.box), self._properties, self._size),
+            )
+            for offsets, part in self._parts.items()
+        ]
+
+    def part(self, index: MetadataIndex) -> torch.Tensor:
+        """Return a part on the host."""
+        assert index.offset is not None
+        return self._parts[index.offset].to_host()
+
+
+class LoadedTensor:
+    """A tensor of the device that is being loaded: parts on the host, until all of them have come."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._boxes: dict[torch.Size, Box] = {_offsets(b): b for b, _ in boxes(parts_of(tensor))}
+        self._host: dict[torch.Size, torch.Tensor] = {}
+
+    def size(self) -> torch.Size:
+        """Return the sizes of the tensor."""
+        return self._tensor.size()
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [_chunk(box) for box in self._boxes.values()]
+
+    def part(self, index: MetadataIndex) -> torch.Tensor:
+        """Return a part on the host, to be written to."""
+        offsets = torch.Size(index.offset or ())
+        if offsets not in self._host:
+            sizes = [s.stop - s.start for s in self._boxes[offsets]]
+            self._host[offsets] = torch.empty(sizes, dtype=self._tensor.dtype)
+        return self._host[offsets]
+
+    def finish(self) -> None:
+        """Move the parts to the devices."""
+        fill(self._tensor, self._of)
+        self._host.clear()
+
+    def _of(self, box: Box) -> torch.Tensor:
+        sizes = [s.stop - s.start for s in box]
+        if 0 in sizes:
+            return torch.empty(sizes, dtype=self._tensor.dtype)
+        found = self._host.get(_offsets(box))
+        if found is not None and list(found.shape) == sizes:
+            return found
+        whole = torch.empty(self._tensor.shape, dtype=self._tensor.dtype)  # a view that is filled through a copy
+        for offsets, part in self._host.items():
+            whole[self._boxes[offsets]] = part
+        return whole[box]
+
+
+class SavePlanner(DefaultSavePlanner):
+    """Saves each part of a tensor once, from the process that has it first; for ``torch.distributed.checkpoint.save``.
+
+    Tensors that are not of the device are saved as `DefaultSavePlanner` does.
+    """
+
+    def set_up_planner(self, state_dict: State, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """Take the state as it is now."""
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        self.state_dict = {k: SavedTensor(v) if is_device_tensor(v) else v for k, v in self.state_dict.items()}
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """Return what a write item is of."""
+        found = self.state_dict[index.fqn]
+        return found.part(index) if isinstance(found, SavedTensor) else super().lookup_object(index)
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """Loads into each device of a tensor the part it has, however the tensor was split when it was saved."""
+
+    def set_up_planner(self, state_dict: State, metadata: Any = None, is_coordinator: bool = False) -> None:
+        """Take the tensors that are loaded into."""
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        self.state_dict = {k: LoadedTensor(v) if is_device_tensor(v) else v for k, v in self.state_dict.items()}
+        self._left: Counter[str] = Counter()
+
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        """Count what is to be read of each tensor."""
+        self._left = Counter(item.dest_index.fqn for item in new_plan.items)
+        saved = {} if self.metadata is None else self.metadata.state_dict_metadata
+        for name, found in self.state_dict.items():
+            if isinstance(found, LoadedTensor) and not self._left[name] and name in saved:
+                found.finish()  # one without elements
+        return super().finish_plan(new_plan)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        """Return what a read item is written to."""
+        found = self.state_dict[index.fqn]
+        return found.part(index) if isinstance(found, LoadedTensor) else super().lookup_tensor(index)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Move a tensor to its devices once all of it was read."""
+        name = read_item.dest_index.fqn
+        self._left[name] -= 1
+        found = self.state_dict[name]
+        if isinstance(found, LoadedTensor) and not self._left[name]:
+            found.finish()
+
+
+class PreparedSavePlanner(SavePlanner):
+    """A planner that took the state before it is written."""
+
+    def prepare(self, state: State) -> None:
+        """Take the state: of the device what it holds now."""
+        super().set_up_planner(state)
+
+    def set_up_planner(self, state_dict: State, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """Keep what was taken."""
+        self.is_coordinator = is_coordinator
+
+
+def _offsets(box: Box) -> torch.Size:
+    return torch.Size([s.start for s in box])
+
+
+def _chunk(box: Box) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(_offsets(box), torch.Size([s.stop - s.start for s in box]))
+
+
+__all__ = ["LoadPlanner", "PreparedSavePlanner", "SavePlanner", "State"]

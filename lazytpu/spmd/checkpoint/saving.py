@@ -1,0 +1,135 @@
+"""Save and load the state of a program, on any mesh."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.utils._pytree import tree_map
+
+from lazytpu.spmd.checkpoint.planners import LoadPlanner, PreparedSavePlanner, SavePlanner, State
+from lazytpu.tracing.record import is_device_tensor
+
+_writer = ThreadPoolExecutor(1, "lazytpu-checkpoint")
+
+
+def save(state: State, folder: str | os.PathLike[str]) -> None:
+    """Save a state to a folder, which is complete or not there at all, whenever the process ends.
+
+    Args:
+        state: any nest of dictionaries and lists of tensors and other values, such as state dicts.
+        folder: that is made.
+
+    Raises:
+        FileExistsError: it is there already.
+    """
+    _write(state, _free(folder), SavePlanner())
+
+
+def async_save(state: State, folder: str | os.PathLike[str]) -> Future[None]:
+    """Save a state as it is now, on a thread, while the program goes on.
+
+    Tensors of the device are not copied first: what a later step writes goes to new memory, so until a checkpoint is
+    written it takes the memory of the tensors that were overwritten meanwhile.
+
+    Returns:
+        A future: ``result()`` waits, and raises what went wrong.
+
+    Raises:
+        FileExistsError: the folder is there already.
+    """
+    planner = PreparedSavePlanner()
+    planner.prepare(_copied(state))
+    return _writer.submit(_write, state, _free(folder), planner)
+
+
+def _copied(state: Any) -> Any:
+    def copied(x: object) -> object:
+        if isinstance(x, torch.Tensor):
+            return x if is_device_tensor(x) else x.detach().clone()
+        return copy.deepcopy(x)
+
+    return tree_map(copied, state)
+
+
+def load(state: State, folder: str | os.PathLike[str], *, partial: bool = False) -> State:
+    """Load a checkpoint into a state: tensors in place, as they lie, other values in their dictionaries.
+
+    Args:
+        state: as what was saved, with tensors of the same sizes; they may lie on another mesh, on one device, or on the
+            CPU.
+        folder: from `save`, or any of ``torch.distributed.checkpoint``.
+        partial: leave what the checkpoint has not as it is.
+
+    Returns:
+        The state itself.
+
+    Raises:
+        RuntimeError: the checkpoint lacks a name of the state.
+        ValueError: sizes differ.
+    """
+    with _without_wrapping():
+        state_dict_loader.load(state, checkpoint_id=folder, planner=LoadPlanner(allow_partial_load=partial))
+    return state
+
+
+def gather(state: Any) -> Any:
+    """Return a state whose tensors are whole and on the CPU: ``torch.save`` of it loads without lazytpu."""
+    return tree_map(lambda x: x.detach().cpu() if is_device_tensor(x) else x, state)
+
+
+def _free(folder: str | os.PathLike[str]) -> Path:
+    path = Path(folder)
+    if path.exists():
+        raise FileExistsError(f"there is a checkpoint, or something else, at {path}")
+    return path
+
+
+def _write(state: State, path: Path, planner: SavePlanner) -> None:
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        with _without_wrapping():
+            writer = FileSystemWriter(unfinished, sync_files=True)
+            state_dict_saver.save(state, storage_writer=writer, planner=planner)
+        if planner.is_coordinator:
+            unfinished.rename(path)
+            _sync(path.parent)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _sync(folder: Path) -> None:
+    """Have a name in a folder survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _without_wrapping() -> Iterator[None]:
+    """Raise what went wrong, which torch puts into an exception of its own, and warn of no missing process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")
+        try:
+            yield
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from None
+
+
+__all__ = ["async_save", "gather", "load", "save"]
