@@ -17,8 +17,9 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ import lazytpu
 from lazytpu import spmd
 from lazytpu.ir.graph import Graph
 from lazytpu.lowering.target import Topology, compiling_for
+from lazytpu.observe.metrics_tables import size
 from lazytpu.runtime import compiler, described
 from lazytpu.runtime.ahead import compile_ahead
 from lazytpu.spmd.plan import recorded
@@ -184,6 +186,99 @@ def _to_device(x: object) -> object:
 
 # --- the page ---------------------------------------------------------------------------------------------
 
+HEAD = """\
+# What compiles for TPUs
+
+The project is developed on machines without a TPU. XLA's compiler for TPUs runs on any machine, and this page shows
+what it makes of the programs: models, and the operators of torch's database. `python -m tests.sweep_tpu` does it and
+writes the page ([how to run the sweeps](../how-to/run-the-sweeps.md)). It shows that programs lower and compile, and
+what they need; it does not show that they compute the right numbers, or how fast.
+"""
+
+
+def page(files: Sequence[Path]) -> None:
+    """Write the results of some files to the data and the page."""
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    record = {
+        "topology": TOPOLOGY,
+        "versions": {name: metadata.version(name) for name in ("torch", "jax", "libtpu")},
+        "models": {line["model"]: _model_row(line) for line in lines if "model" in line},
+        "ops": {line["op"]: _op_row(line) for line in sorted(lines, key=lambda x: x.get("op", "")) if "op" in line},
+    }
+    DATA.write_text(json.dumps(record, indent=0) + "\n")
+    PAGE.write_text(page_of(record))
+
+
+def _model_row(line: Result) -> Result:
+    if "why" in line:
+        return {"why": line["why"]}
+    sent = [f"{row['count']} {row['kind']} over {row['axis']}, {size(row['bytes'])}" for row in line["collectives"][:3]]
+    kept = ("ops", "fits", "flops", "custom_calls")
+    return {key: line[key] for key in kept} | {"needed": line["memory"]["needed"], "sent": sent}
+
+
+def _op_row(line: Result) -> Result:
+    kept = {key: line[key] for key in ("samples", "failed", "compiled") if line[key]}
+    return kept | {key: line[key] for key in ("why", "calls") if line[key]}
+
+
+def page_of(record: Result) -> str:
+    """Return the page."""
+    ops, models, versions = record["ops"], record["models"], record["versions"]
+    tried = {name: row for name, row in ops.items() if row.get("samples")}
+    failed = {name: row for name, row in ops.items() if row.get("failed")}
+    made = ", ".join(f"{name} {version}" for name, version in versions.items())
+    rows = [
+        (name, "+".join(map(str, m["ops"])), size(m["needed"]), f"{m['flops']:.3g}", "; ".join(m["sent"]) or "nothing")
+        for name, m in models.items()
+        if "why" not in m
+    ]
+    calls: dict[str, list[str]] = {}
+    for name, row in ops.items():
+        for call in row.get("calls", ()):
+            calls.setdefault(call, []).append(f"`{name}`")
+    parts = [
+        HEAD,
+        f"Seen with {made}, for {record['topology']}.\n",
+        "## Models\n\nA training step, of the models of `benchmarks/models.py`: on one chip, and on eight with the "
+        "batch (DP), the parameters (FSDP) or the layers (TP) split.\n",
+        _table(("model", "ops", "memory on a chip", "FLOPs of products on a chip", "chips send"), rows),
+        "## Operators\n\n"
+        f"{len(tried) - len(failed.keys() & tried.keys()):,} of {len(tried):,} entries of torch's database that have "
+        "samples in float32 lower, forward and with their gradient, on up to four samples each; "
+        f"{sum(bool(row.get('compiled')) for row in ops.values()):,} of them were compiled, too.\n",
+        "These do not:\n" if failed else "",
+        _table(
+            ("entry", "samples that fail", "why"),
+            [
+                (f"`{name}`", f"{row['failed']} of {row.get('samples', 0)}", _short(row["why"]))
+                for name, row in failed.items()
+            ],
+        ),
+        "## Custom calls\n\nWhat these lower to is not made of XLA's own operations but calls a routine that XLA's "
+        "compiler for TPUs has, or expands.\n",
+        _table(("call", "entries"), [(f"`{call}`", ", ".join(names)) for call, names in sorted(calls.items())]),
+        GPUS,
+    ]
+    return "\n".join(filter(None, parts))
+
+
+GPUS = """\
+## GPUs
+
+There is no such table for GPUs: compiling for a GPU that is only described was not tried. What the rules choose for
+GPUs is checked on one ([set up a GPU](../how-to/set-up-a-gpu-or-tpu.md)).
+"""
+
+
+def _short(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())[:160]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    found = [heads, ("---",) * len(heads), *rows]
+    return "".join("| " + " | ".join(row) + " |\n" for row in found) if rows else ""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return an exit status."""
@@ -197,7 +292,11 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--shard", default="0/1")
         command.add_argument("--ops", default="")
         command.add_argument("--compile", action="store_true")
+    commands.add_parser("page").add_argument("files", type=Path, nargs="+")
     options = parser.parse_args(arguments)
+    if options.command == "page":
+        page(options.files)
+        return 0
     warnings.simplefilter("ignore")
     lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     done = {line.get("op") or line.get("model") for line in lines}
