@@ -7,13 +7,22 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from lazytpu.spmd.parts import Box, fill
 from lazytpu.tracing.record import is_device_tensor
+
+
+class _Slice(Protocol):
+    def __getitem__(self, box: Box) -> torch.Tensor: ...
+
+
+class _File(Protocol):
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -44,7 +53,7 @@ def load_safetensors(
         ValueError: a tensor has other sizes.
         FileNotFoundError: the folder has no such file.
     """
-    safe_open: Any = importlib.import_module("safetensors").safe_open
+    safe_open = importlib.import_module("safetensors").safe_open
     files = _files(Path(folder))
     missing = []
     for name, tensor in _tensors(module).items():
@@ -72,7 +81,7 @@ def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def _load(tensor: torch.Tensor, part: Any, opened: Any, name: str) -> None:
+def _load(tensor: torch.Tensor, part: _Slice, opened: _File, name: str) -> None:
     def of(box: Box) -> torch.Tensor:
         found: torch.Tensor = part[box] if box else opened.get_tensor(name)
         return found.to(tensor.dtype)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, TensorWriteData, WriteItem, WriteItemType
 
 from lazytpu.spmd.parts import Box, boxes, fill, parts_of
 from lazytpu.tracing.record import is_device_tensor
 
-State = dict[str, Any]
+State = dict[str, object]
 
 
 class SavedTensor:
@@ -87,12 +92,14 @@ class SavePlanner(DefaultSavePlanner):
     Tensors that are not of the device are saved as `DefaultSavePlanner` does.
     """
 
-    def set_up_planner(self, state_dict: State, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: State, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
         """Take the state as it is now."""
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self.state_dict = {k: SavedTensor(v) if is_device_tensor(v) else v for k, v in self.state_dict.items()}
 
-    def lookup_object(self, index: MetadataIndex) -> Any:
+    def lookup_object(self, index: MetadataIndex) -> object:
         """Return what a write item is of."""
         found = self.state_dict[index.fqn]
         return found.part(index) if isinstance(found, SavedTensor) else super().lookup_object(index)
@@ -101,7 +108,7 @@ class SavePlanner(DefaultSavePlanner):
 class LoadPlanner(DefaultLoadPlanner):
     """Loads into each device of a tensor the part it has, however the tensor was split when it was saved."""
 
-    def set_up_planner(self, state_dict: State, metadata: Any = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(self, state_dict: State, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
         """Take the tensors that are loaded into."""
         super().set_up_planner(state_dict, metadata, is_coordinator)
         self.state_dict = {k: LoadedTensor(v) if is_device_tensor(v) else v for k, v in self.state_dict.items()}
@@ -137,7 +144,9 @@ class PreparedSavePlanner(SavePlanner):
         """Take the state: of the device what it holds now."""
         super().set_up_planner(state)
 
-    def set_up_planner(self, state_dict: State, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: State, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
         """Keep what was taken."""
         self.is_coordinator = is_coordinator
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from lazytpu.spmd.checkpoint.planners import LoadPlanner, PreparedSavePlanner, SavePlanner, State
 from lazytpu.tracing.record import is_device_tensor
 
+_T = TypeVar("_T")
 _writer = ThreadPoolExecutor(1, "lazytpu-checkpoint")
 
 
@@ -54,13 +55,14 @@ def async_save(state: State, folder: str | os.PathLike[str]) -> Future[None]:
     return _writer.submit(_write, state, _free(folder), planner)
 
 
-def _copied(state: Any) -> Any:
+def _copied(state: _T) -> _T:
     def copied(x: object) -> object:
         if isinstance(x, torch.Tensor):
             return x if is_device_tensor(x) else x.detach().clone()
         return copy.deepcopy(x)
 
-    return tree_map(copied, state)
+    found: _T = tree_map(copied, state)
+    return found
 
 
 def load(state: State, folder: str | os.PathLike[str], *, partial: bool = False) -> State:
@@ -84,9 +86,10 @@ def load(state: State, folder: str | os.PathLike[str], *, partial: bool = False)
     return state
 
 
-def gather(state: Any) -> Any:
+def gather(state: _T) -> _T:
     """Return a state whose tensors are whole and on the CPU: ``torch.save`` of it loads without lazytpu."""
-    return tree_map(lambda x: x.detach().cpu() if is_device_tensor(x) else x, state)
+    found: _T = tree_map(lambda x: x.detach().cpu() if is_device_tensor(x) else x, state)
+    return found
 
 
 def _free(folder: str | os.PathLike[str]) -> Path:
