@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 import lazytpu
 from tests.fuzz.comparing import differences
-from tests.fuzz.program import Program
-from tests.fuzz.running import CPU, Outcome, run, start
+from tests.fuzz.program import Program, joinable, joined
+from tests.fuzz.running import CPU, Outcome, run, run_together
 
-BATCH = 8
-"""Traced programs that become one graph: a compile has its fixed costs."""
+BATCHES = {"trace": 32, "compile": 8, "jit": 4, "dynamo": 4}
+"""How many programs of a mode become one graph: a compile has its fixed costs."""
+
+Given = tuple[Program, float]
 
 
 def check(program: Program, largest: float = 1e4) -> list[str]:
@@ -26,24 +28,30 @@ def check(program: Program, largest: float = 1e4) -> list[str]:
     return check_together([(program, largest)])[0]
 
 
-def check_together(programs: Sequence[tuple[Program, float]]) -> list[list[str]]:
-    """What differs, for each of some programs whose ends are reached in one graph."""
-    device = lazytpu.device()
+def check_together(programs: Sequence[Given]) -> list[list[str]]:
+    """What differs, for each of some programs of one mode that become one graph."""
+    if len(programs) > 1 and programs[0][0].mode != "trace":
+        together = joined([program for program, _ in programs])
+        found = check(together, max(largest for _, largest in programs))
+        return [found for _ in programs]
     expected = [run(program, CPU) for program, _ in programs]
-    ends = [start(program, device) for program, _ in programs]
-    try:
-        lazytpu.mark_step()
-    except Exception:  # a graph that cannot be compiled: the reads say it again
-        if len(programs) > 1:
-            ends.clear()
-            return [found for program in programs for found in check_together([program])]
-    got = [end() for end in ends]
-    ends.clear()
+    got = run_together([program for program, _ in programs], lazytpu.device())
     _forget_failures()
     return [
         _not_torchs_own(program, outcome, differences(program, want, outcome, largest), largest)
         for (program, largest), want, outcome in zip(programs, expected, got, strict=True)
     ]
+
+
+def groups(programs: Iterable[Given]) -> list[list[Given]]:
+    """Programs that can become one graph: of one mode, called alike, and compiled with the same options."""
+    found: dict[object, list[Given]] = {}
+    for n, (program, largest) in enumerate(programs):
+        halves = any("float16" in text for text in (*program.inputs, *program.body))
+        alone = n if program.mode != "trace" and not joinable(program) else None
+        key = (program.mode, program.calls, program.fresh, halves, alone)
+        found.setdefault(key, []).append((program, largest))
+    return [*found.values()]
 
 
 def _forget_failures() -> None:
@@ -67,16 +75,14 @@ def _not_torchs_own(program: Program, got: Outcome, found: list[str], largest: f
     return found and differences(program, captured, got, largest)
 
 
-def batches(seeds: Sequence[int], mode_of: object) -> list[list[int]]:
-    """Seeds in groups: traced programs together, others alone."""
+def batches(seeds: Sequence[int], mode_of: Callable[[int], str]) -> list[list[int]]:
+    """Seeds in groups of one mode."""
     groups: list[list[int]] = []
-    traced: list[int] = []
+    filling: dict[str, list[int]] = {}
     for seed in seeds:
-        if mode_of(seed) != "trace":  # type: ignore[operator]
-            groups.append([seed])
-            continue
-        traced.append(seed)
-        if len(traced) == BATCH:
-            groups.append(traced)
-            traced = []
-    return groups + ([traced] if traced else [])
+        mode = mode_of(seed)
+        group = filling.setdefault(mode, [])
+        group.append(seed)
+        if len(group) == BATCHES[mode]:
+            groups.append(filling.pop(mode))
+    return groups + list(filling.values())

@@ -8,6 +8,7 @@ function of the ``a``\\ s that is compiled and called several times.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MODES = ("trace", "compile", "jit", "dynamo")
@@ -110,12 +111,25 @@ def _leaves(program: Program) -> list[str]:
     ]
 
 
-def joined(programs: list[Program]) -> Program:
-    """Several programs as one, as they were when they became one graph."""
+_MOVES = re.compile(r"^a\d+\.(as_strided_|t_|transpose_|squeeze_|unsqueeze_)\(")
+_BACKWARD = ".backward()"
+
+
+def joinable(program: Program) -> bool:
+    """Whether a compiled function stays one with others: not what is recorded anew at each call."""
+    return not any(_MOVES.match(text) for text in program.body)
+
+
+def joined(programs: Sequence[Program]) -> Program:
+    """Several programs of one mode as one, with a backward pass for all."""
     inputs: list[str] = []
     body: list[str] = []
+    losses: list[str] = []
     for n, program in enumerate(programs):
         rename = lambda text, n=n: re.sub(r"\b([at]\d+)\b", rf"\1_{n}", text)  # noqa: E731
         inputs += map(rename, program.inputs)
         body += map(rename, program.body)
-    return Program(programs[0].seed, "trace", tuple(inputs), tuple(body))
+        losses += [rename(text).removesuffix(_BACKWARD) for text in program.after]
+    after = (f"torch.autograd.backward([{', '.join(losses)}])",) if losses else ()
+    first = programs[0]
+    return Program(first.seed, first.mode, tuple(inputs), tuple(body), after, first.calls, first.fresh)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,35 +83,44 @@ def look(t: torch.Tensor) -> Seen:
     )
 
 
-def start(program: Program, device: torch.device, wrapper: Any = None) -> Callable[[], Outcome]:
-    """Runs a program but for the reads at its end, which the function that it returns does.
+def stages(program: Program, device: torch.device, wrapper: Any = None) -> Generator[None, None, Outcome]:
+    """Runs a program; stops before and after each statement that cuts, and before the reads at the end.
 
     Args:
         wrapper: compiles the function in the place of what the mode says.
     """
     outcome, space = Outcome(), namespace(device)
-
-    def end() -> Outcome:
-        if program.mode == "trace":
-            with _kept(outcome):
-                _look_at_all(bound((*program.inputs, *program.body)), space, outcome, "at the end")
-        return outcome
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if program.mode == "trace":
-            _trace(program, space, outcome)
-        else:
+    if program.mode != "trace":
+        with _quiet():
             _call(program, space, outcome, wrapper)
-    return end
+        return outcome
+    yield from _trace(program, space, outcome)
+    yield
+    with _quiet(), _kept(outcome):
+        _look_at_all(bound((*program.inputs, *program.body)), space, outcome, "at the end")
+    return outcome
 
 
 def run(program: Program, device: torch.device, wrapper: Any = None) -> Outcome:
     """Runs a program to its end."""
-    return start(program, device, wrapper)()
+    return run_together([program], device, wrapper)[0]
 
 
-def _trace(program: Program, space: dict[str, Any], outcome: Outcome) -> None:
+def run_together(programs: Sequence[Program], device: torch.device, wrapper: Any = None) -> list[Outcome]:
+    """Runs programs in step, so that they are cut together and what they compute becomes one graph."""
+    outcomes: dict[int, Outcome] = {}
+    running = dict(enumerate(stages(program, device, wrapper) for program in programs))
+    while running:
+        for n, stage in list(running.items()):
+            try:
+                next(stage)
+            except StopIteration as end:
+                outcomes[n] = end.value
+                del running[n]
+    return [outcomes[n] for n in range(len(programs))]
+
+
+def _trace(program: Program, space: dict[str, Any], outcome: Outcome) -> Iterator[None]:
     place = ""
 
     def see(t: torch.Tensor) -> None:
@@ -120,12 +129,16 @@ def _trace(program: Program, space: dict[str, Any], outcome: Outcome) -> None:
     space["see"] = see
     for n, text in enumerate((*program.inputs, *program.body)):
         place = f"line {n + 1}: {text}"
+        cuts = text.startswith(("see(", "lazytpu.mark_step("))
+        if cuts:
+            yield
         try:
-            exec(code(text), space)
-        except Errors as error:
+            with _quiet():
+                exec(code(text), space)
+        except (*Errors, lazytpu_errors.LazyTPUError) as error:
             outcome.error(place, error)
-        except lazytpu_errors.LazyTPUError as error:
-            outcome.error(place, error)
+        if cuts:
+            yield
 
 
 def _call(program: Program, space: dict[str, Any], outcome: Outcome, wrapper: Any) -> None:
@@ -148,6 +161,13 @@ def _call(program: Program, space: dict[str, Any], outcome: Outcome, wrapper: An
 
 
 @contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
 def _kept(outcome: Outcome) -> Iterator[None]:
     """Keeps an error as part of the outcome: also those of graphs that cannot be compiled."""
     try:
@@ -163,8 +183,7 @@ def _look_at_all(names: list[str], space: dict[str, Any], outcome: Outcome, when
     storages: dict[int, str] = {}
     aliases = [storages.setdefault(t.untyped_storage()._cdata, name) for name, t in tensors]
     outcome.seen[f"storages {when}"] = " ".join(f"{n}:{a}" for (n, _), a in zip(tensors, aliases, strict=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         for name, t in tensors:
             outcome.seen[f"{name} {when}"] = look(t)
             if t.is_leaf and t.grad is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import resource
 import select
@@ -12,7 +13,12 @@ import warnings
 from typing import Any
 
 PER_EFFORT = 1000  # seeds in a row that are compiled alike
-EFFORTS = ("optimized", "plain", "interpreted", "plain")
+EFFORTS = ("optimized", "quick", "interpreted", "quick", "plain")
+_OPTIONS: dict[str, dict[str, object]] = {
+    "optimized": {"xla_backend_optimization_level": "3"},  # as users' programs are
+    "plain": {"xla_backend_optimization_level": "0"},
+    "quick": {"xla_backend_optimization_level": "0", "xla_cpu_use_fusion_emitters": False},  # a quarter of the time
+}
 MAX_MEMORY = 3 << 30  # bytes at which a worker makes room for the next
 PER_DYNAMO = 40  # programs after which Dynamo forgets what it knows
 
@@ -36,20 +42,26 @@ class LocalWorker:
 
     def seeds(self, seeds: list[int], mode: str = "") -> list[dict[str, Any]]:
         """Checks the programs of some seeds together; one that fails is checked again alone."""
-        from tests.fuzz.checking import check, check_together
+        from tests.fuzz.checking import check, check_together, groups
         from tests.fuzz.drawing import drawn
 
         self._compile_as(EFFORTS[seeds[0] // PER_EFFORT % len(EFFORTS)])
-        programs = [drawn(seed, mode) for seed in seeds]
         self._count(len(seeds))
         verdicts = []
-        for half in (False, True):  # a graph with values of half precision is compiled with other options
-            some = [given for given in programs if _has_halves(given[0]) == half]
-            for given, texts in zip(some, check_together(some), strict=True):
+        for some in groups(drawn(seed, mode) for seed in seeds):
+            together = [program.seed for program, _ in some]
+            found = check_together(some)
+            alone = [texts and len(some) > 1 and check(*given) for given, texts in zip(some, found, strict=True)]
+            if some[0][0].mode != "trace" and any(alone):
+                found = [texts or [] for texts in alone]  # of those together one does not know whose they are
+            for (program, _), texts, own in zip(some, found, alone, strict=True):
                 if texts:
-                    alone = len(some) == 1 or bool(check(*given))
-                    together = [program.seed for program, _ in some]
-                    verdicts.append({"seed": given[0].seed, "found": texts, "alone": alone, "together": together})
+                    by_itself = len(some) == 1 or bool(own)
+                    verdicts.append(
+                        {"seed": program.seed, "found": own or texts, "alone": by_itself, "together": together}
+                    )
+                if texts and not by_itself and program.mode != "trace":
+                    break
         return sorted(verdicts, key=lambda verdict: verdict["seed"])
 
     def program(self, fields: dict[str, Any], largest: float) -> list[str] | None:
@@ -74,15 +86,15 @@ class LocalWorker:
         return check_op(name, seed)
 
     def _compile_as(self, effort: str) -> None:
-        """Compile with LLVM's optimizations, which take most of the time, or without, or only what comes again."""
+        """Compile as users do, or without LLVM's optimizations, or with XLA's older emitters, or interpret."""
         import lazytpu
         from lazytpu.runtime import compiler
 
         if self._effort is None or effort == self._effort:
             return
         options_for = self._options_for
-        level = {"xla_backend_optimization_level": "3" if effort == "optimized" else "0"}
-        compiler.options_for = lambda graph: {**options_for(graph), **level}
+        more = _OPTIONS.get(effort, _OPTIONS["quick"])
+        compiler.options_for = lambda graph: {**options_for(graph), **more}
         lazytpu.config.compile_after = 2 if effort == "interpreted" else 1
         self._effort = effort
 
@@ -93,13 +105,12 @@ class LocalWorker:
         if self._done >= PER_DYNAMO:
             self._done = 0
             torch._dynamo.reset()
+            if self._effort is not None:  # a process of its own
+                gc.collect()
+                gc.freeze()  # `lazytpu.compile` collects garbage each time: what stays need not be looked through
 
     def close(self) -> None:
         pass
-
-
-def _has_halves(program: Any) -> bool:
-    return any("float16" in text for text in (*program.inputs, *program.body))
 
 
 class Died(Exception):
