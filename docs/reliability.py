@@ -62,7 +62,8 @@ def databases(record: dict[str, Any]) -> str:
 
 def fuzzed(record: dict[str, Any]) -> str:
     """Random programs."""
-    text = "## Random programs\n\n`python -m tests.fuzz`: each program on the CPU and on the device.\n"
+    text = "## Random programs\n\n`python -m tests.fuzz`: each program on the CPU and on the device."
+    text += " What differed was looked at, and most of it mended, after the run.\n"
     heads = ("what", "seeds", "number", "minutes", "differed", "date")
     each = (
         (

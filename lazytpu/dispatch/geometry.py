@@ -26,6 +26,7 @@ from lazytpu.tracing.transaction import Transaction
 
 _SLICE_SCATTER = op_of(aten.slice_scatter.default)
 _set = aten.set_.source_Storage_storage_offset
+_PLAIN = torch.Tensor.__torch_dispatch__
 
 
 def in_place_view(overload: OpOverload) -> Kernel:
@@ -38,6 +39,8 @@ def in_place_view(overload: OpOverload) -> Kernel:
         if not is_device_tensor(tensor):
             found: torch.Tensor = call_meta(overload, (tensor, *args), kwargs)
             return found
+        if type(tensor).__torch_dispatch__ is not _PLAIN:  # it stands for a tensor that has the memory
+            return cast(torch.Tensor, overload.redispatch(META, tensor, *args, **kwargs))
         try:
             storage, _, layout = layouts_of(op, tensor, args, kwargs)
         except (RuntimeError, IndexError):  # its message names ``t``, not ``t_``

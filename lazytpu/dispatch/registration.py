@@ -26,7 +26,7 @@ from lazytpu.dispatch import (
     indices,
     recurrent,
 )
-from lazytpu.dispatch.general import functional, in_place, view
+from lazytpu.dispatch.general import functional, in_place, unsafe_view, view
 from lazytpu.dispatch.handwritten import special
 from lazytpu.dispatch.outputs import with_out
 from lazytpu.dispatch.sparse import registration as sparse
@@ -209,7 +209,8 @@ def kernel_for(overload: OpOverload) -> Any:
     general = scalar_checks.checked_when_new(overload, functional(overload))
     if foreach_kernels.can_take(op) and op.returns is None:
         return foreach_kernels.functional(op, general)
-    return generated.functional(op, general) if generated.can_generate(op) and _returns_tensors(overload) else general
+    made = generated.functional(op, general) if generated.can_generate(op) and _returns_tensors(overload) else general
+    return unsafe_view(made) if overload is aten._unsafe_view.default else made
 
 
 def _returns_tensors(overload: OpOverload) -> bool:

@@ -75,6 +75,7 @@ class _Sources:
         read: for each number the set of those it is computed from, itself included, as bits.
         memory: for each number those among them in whose memory it may lie.
         written: for each number that of the array before slices were written to it.
+        node: values to the nodes of this graph, in which equal ones may be merged: `Value.node` is of the path.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -82,6 +83,7 @@ class _Sources:
         self.read: list[int] = []
         self.memory: list[int] = []
         self.written: list[int] = []
+        self.node = {value: node for node in graph.nodes for value in node.values if value is not None}
         known: dict[Hashable, int] = {}
         for value in graph.inputs:
             self._add(value, known.setdefault(value, len(known)), (), (), ())
@@ -126,9 +128,10 @@ class _Sources:
         """
         if not self.read[self.number[value]] & memory:
             return True
-        if not writes or value.node is None:
+        node = self.node.get(value)
+        if not writes or node is None:
             return not writes
-        node, op, args = value.node, value.node.op.recorded, value.node.args
+        op, args = node.op.recorded, node.args
         last, outer = writes[-1], writes[:-1]
         if op is _READ_BY[last.op.recorded] and self._key(args[1:]) == self._key(last.args[2:]):
             same = self._written(args[0]) == self._written(last.args[0])

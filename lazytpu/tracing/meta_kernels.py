@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch._decomp import decomposition_table
 
@@ -74,6 +76,16 @@ def _attention_backward(
     return tuple([None if x is None else torch.empty_like(x) for x in (query, key, value, attn_bias)])
 
 
+def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """Return a tensor with the strides of the CPU's, which concatenates two parts for each dimension."""
+    expected: torch.Tensor = decomposition_table[torch.ops.aten.roll.default](x, shifts, dims)  # checks
+    if len(dims) != 1 or not x.numel():
+        return expected
+    size = x.shape[dims[0]]
+    start = (size - shifts[0]) % size
+    return torch.cat([x.narrow(dims[0], start, size - start), x.narrow(dims[0], 0, start)], dims[0])
+
+
 _ATTENTION_BACKWARD = "_scaled_dot_product_fused_attention_overrideable_backward"
 
 
@@ -86,5 +98,6 @@ def register() -> None:
     _library.impl("_thnn_fused_lstm_cell", _lstm_cell, "Meta", allow_override=True)
     _library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta", allow_override=True)
     _library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta", allow_override=True)
+    _library.impl("roll", _roll, "Meta", allow_override=True)
     _library.impl("multinomial", _multinomial, "Meta", allow_override=True)
     _library.impl("multilabel_margin_loss_forward", _multilabel_margin_loss, "Meta", allow_override=True)

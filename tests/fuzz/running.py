@@ -74,7 +74,7 @@ def look(t: torch.Tensor) -> Seen:
     return Seen(
         tuple(t.shape),
         tuple(counts),
-        t.storage_offset(),
+        t.storage_offset() if t.numel() else 0,  # without elements it follows from strides of dimensions of size 1
         t.dtype,
         t._version,
         (t.is_conj(), t.is_neg()),

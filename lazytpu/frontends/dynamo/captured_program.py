@@ -288,7 +288,7 @@ def program_of(
         UnsupportedOpError: the graph cannot be one program.
     """
     done = Conversion(module, layouts)
-    groups = memory_groups(module)
+    groups = memory_groups(module, gradients=name.startswith("backward"))
     bases = {at: done.env[group.base] for at, group in groups.items()}
     host = _on_host(module)
     views = {at: view for at, view in argument_views(module).items() if not host[at]}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lazytpu.ir.types import is_dense
 from lazytpu.tensors.layout import Geometry, geometry_of
 
 
@@ -25,10 +26,13 @@ class Group:
     geometry: Geometry
 
 
-def memory_groups(module: torch.fx.GraphModule) -> dict[int, Group]:
-    """Return positions of results that share memory with another, of those that the user is given.
+def memory_groups(module: torch.fx.GraphModule, gradients: bool = False) -> dict[int, Group]:
+    """Return positions of results that share memory with another, or are a part of it, of those the user is given.
 
     AOTAutograd sees to those that need gradients.
+
+    Args:
+        gradients: the results are gradients, which need no memory around them.
     """
     returned = _returned(module)
     by_memory: dict[int, list[int]] = {}
@@ -37,8 +41,8 @@ def memory_groups(module: torch.fx.GraphModule) -> dict[int, Group]:
     arguments = {_memory(n) for n in module.graph.find_nodes(op="placeholder") if _tensor(n) is not None}
     groups: dict[int, Group] = {}
     for number, (memory, members) in enumerate(by_memory.items()):
-        distinct = {returned[at] for at in members}
-        base = _base(module, memory) if len(distinct) > 1 and memory not in arguments else None
+        alone = len(members) == 1 and (gradients or _is_whole(_tensor(returned[members[0]])))
+        base = None if alone or memory in arguments else _base(module, memory)
         if base is not None:
             groups |= {at: Group(number, base, geometry_of(_tensor(returned[at]))) for at in members}
     return groups
@@ -87,6 +91,12 @@ def _base(module: torch.fx.GraphModule, memory: int) -> torch.fx.Node | None:
     for node in module.graph.nodes:
         tensor = _tensor(node)
         if tensor is not None and node.op == "call_function" and _memory(node) == memory:
-            whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-            return node if whole and not tensor.storage_offset() else None
+            return node if _is_whole(tensor) else None
     return None
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is all of its memory."""
+    size, stride = tuple(tensor.shape), tensor.stride()
+    whole = tensor.nbytes == tensor.untyped_storage().nbytes() and not tensor.storage_offset()
+    return whole and is_dense(size, stride)

@@ -164,7 +164,8 @@ class Capture:
             if gradient.storage is storage:
                 return Returned("grad", i) if x is gradient.tensor else Returned("grad view", i, layout)
         if id(storage) in fresh:
-            return Returned("output", fresh[id(storage)], layout, x.requires_grad)
+            memory = [*fresh].index(id(storage))  # of two that hold the same value each has its own
+            return Returned("output", fresh[id(storage)], layout, x.requires_grad, memory)
         if storage.buffer is None:
             call.problem = "the function returns a tensor without contents"
         return Returned("kept", x)

@@ -88,12 +88,14 @@ class Returned(NamedTuple):
             or of the output.
         layout: how a new tensor lies in its storage.
         requires_grad: it is a new leaf of autograd's that requires a gradient.
+        memory: number of the storage it lies in among the new ones of the call.
     """
 
     kind: str
     what: Any
     layout: Layout = cast(Layout, None)
     requires_grad: bool = False
+    memory: int = -1
 
 
 @dataclass(slots=True)
@@ -187,8 +189,9 @@ class ReplayedProgram:
         self._grad_references = -1
         self._accumulating = [p for p, _ in call.kept_gradients]
         self._accumulated = [id(g) for _, g in call.kept_gradients]
-        graph_results = {result.what for result in call.results if result.kind == "output"}
-        self._results_shared = {s for s in graph_results if s in self._shared or s in owners}
+        memories = {(result.what, result.memory) for result in call.results if result.kind == "output"}
+        times = Counter(slot for slot, _ in memories)
+        self._results_shared = {s for s, n in times.items() if n > 1 or s in self._shared or s in owners}
 
     def holds(self, storage: Storage) -> bool:
         """Return whether a storage is one that the program reads or writes besides its arguments."""
@@ -339,14 +342,14 @@ class ReplayedProgram:
         """Return the leaves of the return value."""
         wholes: dict[int, LazyTensor] = {}
         made: list[Any] = []
-        for kind, what, layout, requires_grad in self.call.results:
+        for kind, what, layout, requires_grad, memory in self.call.results:
             if kind == "output":
-                if what in wholes:
-                    result = view_at(wholes[what], layout)
+                if memory in wholes:
+                    result = view_at(wholes[memory], layout)
                 else:
                     storage = new_storage(layout.root, outputs[what])
                     storage.shared = what in self._results_shared
-                    whole = wholes[what] = make(storage)
+                    whole = wholes[memory] = make(storage)
                     result = whole if layout is layout.root else view_at(whole, layout)
                 made.append(result.requires_grad_() if requires_grad else result)
             elif kind == "argument":

@@ -1,0 +1,101 @@
+"""Which results of a compiled function share memory, and how they lie in it, are as on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import lazytpu
+from tests.support.dynamo_marks import FRESH
+
+pytestmark = FRESH
+Tensor = torch.Tensor
+
+
+def moved(x: Tensor) -> Any:
+    y = x + 1
+    y.as_strided_([], [], 1)
+    return y
+
+
+def expanded(x: Tensor) -> Any:
+    return x[:2].sum().expand(2, 3)
+
+
+def same(x: Tensor) -> Any:
+    y = x * 2
+    return y, y.to(y.dtype)
+
+
+def part(x: Tensor) -> Any:
+    return (x * 2)[1:]
+
+
+def parts(x: Tensor) -> Any:
+    y = x.sigmoid()
+    return y, y.split(2)[1]
+
+
+def unsqueezed(x: Tensor) -> Any:
+    y = x.detach().as_strided([], [], 1)
+    y.unsqueeze_(0)
+    return y
+
+
+def lies(result: Any) -> list[Any]:
+    found = result if isinstance(result, tuple) else (result,)
+    first: dict[int, int] = {}
+    places = [first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(found)]
+    return [(t.flatten().tolist(), t.stride(), t.storage_offset(), p) for t, p in zip(found, places, strict=True)]
+
+
+@pytest.mark.parametrize("function", [moved, expanded, same, part, parts, unsqueezed])
+def test_results_lie_as_on_the_cpu(function: Callable[[Tensor], Any]) -> None:
+    x = torch.arange(4.0)
+    compiled: Any = torch.compile(function, backend="lazytpu")
+    got = compiled(x.to(lazytpu.device()).requires_grad_(function is parts))
+    for (values, *place), (want, *expected) in zip(lies(got), lies(function(x)), strict=True):
+        assert values == pytest.approx(want) and place == expected
+
+
+def test_a_write_through_windows_of_integers() -> None:
+    def write(x: Tensor) -> Tensor:
+        x.unfold(0, 2, 2).mul_(3)
+        y = x > 5
+        y.unfold(0, 2, 2).logical_not_()
+        return y
+
+    x, y = torch.arange(4), torch.arange(4).to(lazytpu.device())
+    assert torch.compile(write, backend="lazytpu")(y).tolist() == write(x).tolist()
+    assert y.tolist() == x.tolist()
+
+
+def test_a_replayed_copy_has_memory_of_its_own() -> None:
+    @lazytpu.compile
+    def copy(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, torch.empty_like(y).copy_(y)
+
+    x = torch.arange(3.0).to(lazytpu.device())
+    for _ in range(4):
+        y, z = copy(x)
+        z.add_(1)
+        assert y.tolist() == [0.0, 2.0, 4.0] and z.tolist() == [1.0, 3.0, 5.0]
+
+
+def test_a_scalar_that_is_computed_twice_and_written() -> None:
+    def write(x: Tensor) -> Tensor:
+        y = x * 2
+        a, b = -y[1], -y[1]  # one value, once `lazytpu.compile` has merged them
+        y[0] = b
+        y[1] = -y[1] * b
+        y[2] = a * b
+        return y
+
+    x = torch.arange(4)
+    step = lazytpu.compile(write)
+    for _ in range(3):
+        assert step(x.to(lazytpu.device())).tolist() == write(x).tolist()
