@@ -46,6 +46,7 @@ SPREAD = [(name, how) for name in ("gpt", "resnet18") for how in ("DP", "FSDP", 
 _CUSTOM = re.compile(r"stablehlo\.custom_call @([\w.]+)")
 _OF_SHARDINGS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}
 Result = dict[str, Any]
+ENDED = "not known: its process ended twice, by itself or at a limit of time"
 
 
 # --- models -----------------------------------------------------------------------------------------------
@@ -233,6 +234,7 @@ def page_of(record: Result) -> str:
         for name, m in models.items()
         if "why" not in m
     ]
+    rows += [(name, m["why"], "", "", "") for name, m in models.items() if "why" in m]
     calls: dict[str, list[str]] = {}
     for name, row in ops.items():
         for call in row.get("calls", ()):
@@ -304,7 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
     with options.out.open("a") as out:
         if last and sum(line.get("started") == last for line in lines) > 1:
             kind = "op" if options.command == "ops" else "model"
-            died = {"samples": 0, "failed": 1, "why": "ended the process", "calls": [], "compiled": ""}
+            died = {"samples": 0, "failed": 1, "why": ENDED, "calls": [], "compiled": ""}
             out.write(json.dumps({kind: last, **died}) + "\n")
             done.add(last)
         for result in (of_models if options.command == "models" else of_ops)(done, options):
