@@ -61,11 +61,11 @@ def launch(function: Callable[..., _T], processes: int, *arguments: object) -> l
     try:
         return cast("list[_T]", _results(pipes))
     finally:
-        for process in running:
-            process.join(_GRACE_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for started in running:
+            started.join(_GRACE_S)
+            if started.is_alive():
+                started.kill()
+                started.join()
 
 
 def _results(pipes: list[Connection]) -> list[object]:

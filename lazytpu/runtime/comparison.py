@@ -39,7 +39,7 @@ def compare_input(host: np.typing.NDArray[np.generic], where: jax.sharding.Shard
     _inputs[members] += 1
     tag = f"input.{name_of(members)}.{_inputs[members]}"
     contents = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
-    digest = f"{zlib.crc32(memoryview(contents)):x}:{host.dtype}[{'*'.join(map(str, host.shape))}]"
+    digest = f"{zlib.crc32(contents.data):x}:{host.dtype}[{'*'.join(map(str, host.shape))}]"
     world.ranks().compare(tag, len(members), digest, str(site.line_of_read()))
 
 
