@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 import torch
 
 from lazytpu.config import config
@@ -75,7 +76,10 @@ class Together:
     def __call__(
         self, donated: Sequence[Buffer], retained: Sequence[Buffer], *scalars: ScalarArray
     ) -> Sequence[Buffer]:
-        count = _agreed(self.graph, self.members, self._digest, 0)
+        numbers = () if self.graph.patterns else tuple([x.tobytes() for x in scalars if isinstance(x, np.ndarray)])
+        digest = f"{self._digest}-{zlib.crc32(repr(numbers).encode()):x}" if numbers else self._digest
+        texts = [str(n) for x in scalars if numbers and isinstance(x, np.ndarray) for n in x.tolist()]
+        count = _agreed(self.graph, self.members, digest, 0, texts)
         if count is None:
             return self.start(donated, retained, *scalars)
         metrics.count("in_pieces")
@@ -117,11 +121,12 @@ class Together:
         return getattr(self.inner, name)
 
 
-def _agreed(graph: Graph, members: tuple[int, ...], digest: str, done: int) -> int | None:
+def _agreed(graph: Graph, members: tuple[int, ...], digest: str, done: int, numbers: Sequence[str] = ()) -> int | None:
     """Return None where all members run the same program, else how many collectives they have before they differ.
 
     Args:
         done: how many of the collectives have run in pieces.
+        numbers: scalar inputs, where they have to be the same on all ranks, as for a mesh.
 
     Raises:
         WorldError: the next collectives differ, one of the members died, or does not come.
@@ -138,8 +143,17 @@ def _agreed(graph: Graph, members: tuple[int, ...], digest: str, done: int) -> i
     if pattern in _in_pieces:
         where, count = _in_pieces[pattern]
     else:
-        told = others.tell(tag, members, _description(graph, done, line), line, config.collective_timeout)
+        told = others.tell(
+            tag, members, _description(graph, done, line) | {"numbers": [*numbers]}, line, config.collective_timeout
+        )
         count = _compare_collectives(told)
+        if len({tuple(said["ops"]) for said in told.values()}) == 1 and not graph.patterns:
+            raise WorldError(
+                "ranks give different numbers to one program on a mesh",
+                at=line,
+                given=by_rank({rank: ", ".join(said["numbers"][:8]) for rank, said in told.items()}),
+                fix="use the same seed and the same Python numbers on all ranks",
+            )
         where = _first_difference(graph, told, tag)
         if not graph.patterns or graph.checked:
             raise WorldError(

@@ -93,7 +93,9 @@ if one_mesh:
     mesh = spmd.Mesh((2,), ("data",))
     x = torch.arange(8.0) + (rank if how == "mesh, other data" else 0)
     x = spmd.mark_sharding(x.to(device), mesh, ("data",))
-    y = x * 2 + (1 if how == "mesh, other ops" and rank else 0)
+    y = x * (3 if how == "mesh, other numbers" and rank else 2)
+    if how == "mesh, other ops" and rank:
+        y = y.abs()
     print("total", y.sum().item())
 else:
     x = torch.ones(4, device=device) * (rank + 1)
@@ -136,6 +138,7 @@ FAULTS = {
     "other version": Fault((1, 1), "ranks run different versions", both=True),
     "mesh, other data": Fault((1, 1), "other contents on rank 1 than on rank 0", both=True),
     "mesh, other ops": Fault((1, 1), "ranks record different programs for one mesh", both=True),
+    "mesh, other numbers": Fault((1, 1), "ranks give different numbers to one program", both=True),
     "sleep": Fault((1, None), "rank 1 is at train.py:45"),
     "stop between steps": Fault((1, None), "rank 1 does not answer"),
     "stop in a collective": Fault((1, None), "rank 1 does not answer"),
