@@ -76,10 +76,9 @@ class Together:
     def __call__(
         self, donated: Sequence[Buffer], retained: Sequence[Buffer], *scalars: ScalarArray
     ) -> Sequence[Buffer]:
-        numbers = () if self.graph.patterns else tuple([x.tobytes() for x in scalars if isinstance(x, np.ndarray)])
-        digest = f"{self._digest}-{zlib.crc32(repr(numbers).encode()):x}" if numbers else self._digest
-        texts = [str(n) for x in scalars if numbers and isinstance(x, np.ndarray) for n in x.tolist()]
-        count = _agreed(self.graph, self.members, digest, 0, texts)
+        numbers = [] if self.graph.patterns else [x for x in scalars if isinstance(x, np.ndarray)]
+        digest = self._digest + "".join([f"-{zlib.crc32(x.tobytes()):x}" for x in numbers])
+        count = _agreed(self.graph, self.members, digest, 0, numbers)
         if count is None:
             return self.start(donated, retained, *scalars)
         metrics.count("in_pieces")
@@ -121,7 +120,13 @@ class Together:
         return getattr(self.inner, name)
 
 
-def _agreed(graph: Graph, members: tuple[int, ...], digest: str, done: int, numbers: Sequence[str] = ()) -> int | None:
+def _agreed(
+    graph: Graph,
+    members: tuple[int, ...],
+    digest: str,
+    done: int,
+    numbers: Sequence[np.typing.NDArray[np.generic]] = (),
+) -> int | None:
     """Return None where all members run the same program, else how many collectives they have before they differ.
 
     Args:
@@ -144,7 +149,11 @@ def _agreed(graph: Graph, members: tuple[int, ...], digest: str, done: int, numb
         where, count = _in_pieces[pattern]
     else:
         told = others.tell(
-            tag, members, _description(graph, done, line) | {"numbers": [*numbers]}, line, config.collective_timeout
+            tag,
+            members,
+            _description(graph, done, line) | {"numbers": [str(n) for x in numbers for n in x.tolist()]},
+            line,
+            config.collective_timeout,
         )
         count = _compare_collectives(told)
         if len({tuple(said["ops"]) for said in told.values()}) == 1 and not graph.patterns:
