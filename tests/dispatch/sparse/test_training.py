@@ -14,7 +14,7 @@ from torch import nn
 
 import lazytpu
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse", "ignore:Validating sparse")
 DEVICES = (torch.device("cpu"), lazytpu.device())
 Tensors = tuple[torch.Tensor, ...]
 
