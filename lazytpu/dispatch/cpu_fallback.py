@@ -41,6 +41,7 @@ DATA_DEPENDENT = {
     "is_nonzero",
     "_nested_tensor_from_mask",
     "argwhere",
+    "_validate_compressed_sparse_indices",
 }
 
 _LSTSQ = torch.ops.aten.linalg_lstsq.default
