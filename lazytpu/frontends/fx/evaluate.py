@@ -16,6 +16,7 @@ from torch.fx.node import Target
 
 from lazytpu.dtypes import to_numpy
 from lazytpu.errors import LazyTPUError, UnsupportedOpError
+from lazytpu.frontends.fx.graph import STRIDED, base_of
 from lazytpu.ir.op_schema import Op, OpOverload
 from lazytpu.location.fx_site import site_of
 from lazytpu.lowering.decompose import JaxInterpreter, Type, can_lower, lower_op
@@ -83,6 +84,8 @@ class _Evaluation(JaxInterpreter):
         if op in _SIZE_OF:
             return _SIZE_OF[op](*args)
         check_functional(self.node)
+        if op in STRIDED:
+            check_memory(self.node)
         return super().call_aten(op, args, kwargs)
 
     def lower(self, op: Op, out: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -158,4 +161,21 @@ def check_functional(node: torch.fx.Node) -> None:
             f"{op} has no lowering and no decomposition",
             at=site_of(node).describe(),
             fix="add a rule (docs/how-to/add-an-op)",
+        )
+
+
+def check_memory(node: torch.fx.Node) -> None:
+    """Raise where an ``as_strided`` reads the memory of another tensor than its operand, or in another order.
+
+    Raises:
+        UnsupportedOpError: names the op and the user's line.
+    """
+    operand = node.args[0]
+    assert isinstance(operand, torch.fx.Node)
+    x, base = operand.meta["val"], base_of(operand).meta["val"]
+    if x.storage_offset() != 0 or not x.is_contiguous() or x.numel() != base.numel():
+        raise UnsupportedOpError(
+            f"{node.target} of a view reads the memory that lies behind it, which a function of arrays does not have",
+            at=site_of(node).describe(),
+            fix="call it on the tensor that owns the memory, or on a contiguous() copy",
         )

@@ -35,6 +35,7 @@ _READ = aten._local_scalar_dense.default
 _LITERAL = 256  # elements of a tensor that is written out in a body
 _SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default, _READ}
 _COPY = aten.copy_.default
+STRIDED = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _FULL = op_of(aten.full.default)
 # Arithmetic on a number that was read from a tensor, as a loop's body may do it: the number stays a tensor.
@@ -118,6 +119,7 @@ class Conversion(AtenInterpreter):
         self._is_body, self._layouts = is_body, layouts
         self.last = Node(None)
         self.arguments: dict[Value, int] = {}
+        self._storages: dict[torch.fx.Node, Value] = {}  # of the arguments
         self.written: dict[int, Value] = {}
         self.captured: list[torch.Tensor] = []
         self._site = UNKNOWN
@@ -133,8 +135,9 @@ class Conversion(AtenInterpreter):
         layout = self._layouts[position]
         if layout is None:
             return self.node.meta.get("val")
-        value = self._read(Value(None, position, layout.root), layout)
-        self.arguments[value] = position
+        root = Value(None, position, layout.root)
+        value = self._read(root, layout)
+        self.arguments[value], self._storages[self.node] = position, root
         return value
 
     def _read(self, root: Value, layout: Layout) -> Value:
@@ -182,6 +185,11 @@ class Conversion(AtenInterpreter):
             return args[0]
         if op is _COPY:
             return self._copied(args[0], args[1])
+        if op in STRIDED:
+            return self._strided(op, args, kwargs)
+        return self._called(op, args, kwargs)
+
+    def _called(self, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         recorded = op_of(op)
         kinds = {a.name: a.kind for a in recorded.arguments}
         node = self._record(
@@ -197,6 +205,42 @@ class Conversion(AtenInterpreter):
                 fix="use a form of a fixed size: torch.where for x[mask], torch.nonzero_static for torch.nonzero",
             ) from error
         return _nested(node.structure, node.values)
+
+    def _strided(self, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        """Call an ``as_strided``: its rule takes the operand for memory, so it is given that of the storage."""
+        node = self.node.args[0]
+        assert isinstance(node, torch.fx.Node)
+        scatters = op is aten.as_strided_scatter.default
+        *before, size, stride, offset = (*args[1:], *kwargs.values(), None)[: 4 if scatters else 3]
+        base = node if scatters else base_of(node)
+        value, begin = self.env[base], base.meta["val"].storage_offset()
+        inside = node.meta["val"].storage_offset() - begin if offset is None else offset - begin
+        if base in self._storages and not scatters:  # an argument may begin elsewhere than the one of the first call
+            layout = self._layouts[self.arguments[value]]
+            assert layout is not None
+            value, offset = self._storages[base], layout.offset + inside if offset is None else offset
+        else:
+            offset = inside
+        order = memory_order(value.layout)
+        span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        if order is None or offset < 0 or prod(size) and offset + span > prod(value.layout.size):
+            raise UnsupportedOpError(
+                "as_strided reaches memory that a compiled graph does not have",
+                at=self._site.describe(),
+                fix="call it outside of the compiled function, or on the tensor that owns the memory",
+            )
+        in_order = order == sorted(order)
+        memory = value if in_order else self._permuted(value, order)
+        if in_order or not scatters:
+            return self._called(op, (memory, *before, size, stride, offset), {})
+        record = self._record(op_of(op), (memory, *before, size, stride, offset), {})
+        found = self._result(record, torch.empty(memory.layout.size, dtype=memory.layout.dtype, device="meta"))
+        return self._permuted(found, [order.index(d) for d in range(len(order))])
+
+    def _permuted(self, value: Value, order: list[int]) -> Value:
+        node = self._record(op_of(aten.permute.default), (value, order), {})
+        size = [value.layout.size[d] for d in order]
+        return self._result(node, torch.empty(size, dtype=value.layout.dtype, device="meta"))
 
     def higher_order(self, op: torch._ops.HigherOrderOperator, args: Args, kwargs: Kwargs) -> object:
         higher = TABLE[op]
@@ -267,6 +311,38 @@ class Conversion(AtenInterpreter):
             node.counts = (floats, ints + 2, complexes)
         self.last = node
         return node
+
+
+def base_of(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node whose result owns the memory of a node's result: what it is a view of, or itself."""
+    while node.op == "call_function":
+        target, operand = node.target, node.args[0] if node.args else None
+        is_view = target is operator.getitem or isinstance(target, OpOverload) and target.is_view
+        if not is_view or not isinstance(operand, torch.fx.Node) or not _is_part(target, operand):
+            break
+        node = operand
+    return node
+
+
+def _is_part(target: Target, operand: torch.fx.Node) -> bool:
+    """Return whether what is taken of an operand is a view; a part of several results is one if these are views."""
+    if target is not operator.getitem:
+        return True
+    return isinstance(operand.target, OpOverload) and operand.target.is_view
+
+
+def memory_order(layout: TensorType) -> list[int] | None:
+    """Return the dimensions in the order in which memory has them, None where its elements leave gaps or overlap."""
+    order = sorted(range(len(layout.size)), key=lambda d: (-layout.stride[d], layout.size[d] != 1))
+    expected = 1
+    for d in reversed(order):
+        if layout.size[d] == 1:
+            continue
+        if layout.stride[d] != expected:
+            return None
+        expected *= layout.size[d]
+    moved = [d for d in order if layout.size[d] != 1]
+    return list(range(len(order))) if moved == sorted(moved) else order
 
 
 def with_constants(body: Subgraph, values: Sequence[object]) -> list[object]:
