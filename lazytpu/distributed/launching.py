@@ -27,7 +27,7 @@ def launch(function: Callable[..., _T], processes: int, *arguments: object) -> l
     that is defined in a notebook is taken over with the package ``cloudpickle``.
 
     Args:
-        function: called in each process; `torch.distributed` and `lazytpu.spmd` know the others there.
+        function: called in each process; ``torch.distributed`` and ``lazytpu.spmd`` know the others there.
         processes: how many.
         arguments: for the function, the same in each.
 

@@ -75,8 +75,17 @@ def to_host(buffer: Buffer) -> torch.Tensor:
 
 
 def wait(buffers: Sequence[Buffer]) -> None:
-    """Wait until the buffers are computed."""
-    ready([b for b in buffers if not b.is_deleted()])
+    """Wait until the buffers are computed, those that are not donated; another thread may donate some meanwhile."""
+    left = [b for b in buffers if not b.is_deleted()]
+    while left:
+        try:
+            ready(left)
+            return
+        except RuntimeError:
+            still = [b for b in left if not b.is_deleted()]
+            if len(still) == len(left):
+                raise
+            left = still
 
 
 @regions.region("wait")

@@ -199,9 +199,9 @@ def test_an_error_of_a_worker_arrives_with_its_traceback():
 
 
 def test_an_error_of_the_transfer_arrives():
-    quantized = torch.eye(2).to_sparse()
+    opaque = torch.eye(2).to_mkldnn()
     with pytest.raises(NotImplementedError):
-        list(lazytpu.DeviceLoader([torch.ones(1), quantized]))
+        list(lazytpu.DeviceLoader([torch.ones(1), opaque]))
 
 
 def test_after_an_error_the_pass_is_over():

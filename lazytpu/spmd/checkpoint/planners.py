@@ -89,7 +89,7 @@ class LoadedTensor:
 class SavePlanner(DefaultSavePlanner):
     """Saves each part of a tensor once, from the process that has it first; for ``torch.distributed.checkpoint.save``.
 
-    Tensors that are not of the device are saved as `DefaultSavePlanner` does.
+    Tensors that are not of the device are saved as ``DefaultSavePlanner`` does.
     """
 
     def set_up_planner(
