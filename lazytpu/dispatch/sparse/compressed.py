@@ -19,6 +19,7 @@ from lazytpu.dispatch.sparse.parts import (
     for_compressed,
     kernel,
     pairs_of,
+    sparse_first,
     values_of,
     with_values,
 )
@@ -111,16 +112,10 @@ def add_(a: Tensor, b: Tensor, *, alpha: complex = 1) -> Tensor:
 @kernel("mul.Tensor", keys=_HERE)
 def mul(a: Tensor | complex, b: Tensor | complex) -> Tensor:
     """Multiply values by a number, a dense matrix, or another CSR tensor."""
-    if not isinstance(a, Tensor):
-        a, b = b, a
-    assert isinstance(a, Tensor)
-    if not isinstance(b, Tensor):
+    a, b = sparse_first(a, b)
+    if not isinstance(b, Tensor) or b.layout is torch.strided and b.dim() == 0:
         return with_values(a, values_of(a) * b)
-    if a.layout is torch.strided:
-        a, b = b, a
     if b.layout is torch.strided:
-        if b.dim() == 0:
-            return with_values(a, values_of(a) * b)
         rows, columns = pairs_of(a)
         return with_values(a, values_of(a) * b.expand(a.shape)[rows, columns])
     if not a.layout is b.layout is CSR:

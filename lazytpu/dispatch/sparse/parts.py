@@ -97,6 +97,14 @@ def with_values(x: Tensor, values: Tensor, coalesced: bool | None = None) -> Ten
     return compressed(starts.clone(), plain.clone(), values, x.shape, x.layout)
 
 
+def sparse_first(a: Tensor | complex, b: Tensor | complex) -> tuple[Tensor, Tensor | complex]:
+    """Return the operands of a product, one that is sparse before one that may be dense or a number."""
+    if not isinstance(a, Tensor) or isinstance(b, Tensor) and a.layout is torch.strided:
+        a, b = b, a
+    assert isinstance(a, Tensor)
+    return a, b
+
+
 def rows_of(starts: Tensor, count: int) -> Tensor:
     """Return the row of each of ``count`` values whose rows begin at ``starts``, i64[rows + 1]."""
     every = torch.arange(count, device=starts.device, dtype=starts.dtype)

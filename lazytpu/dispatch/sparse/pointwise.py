@@ -17,6 +17,7 @@ from lazytpu.dispatch.sparse.parts import (
     indices_of,
     kernel,
     numel,
+    sparse_first,
     sparse_size,
     to_device,
     values_of,
@@ -232,16 +233,10 @@ def norm(
 @kernel("mul.Tensor")
 def mul(a: Tensor | complex, b: Tensor | complex) -> Tensor:
     """Multiply values by a number, by a dense tensor, or with those of another COO tensor at the same places."""
-    if not isinstance(a, Tensor):
-        a, b = b, a
-    assert isinstance(a, Tensor)
-    if not isinstance(b, Tensor):
+    a, b = sparse_first(a, b)
+    if not isinstance(b, Tensor) or b.layout is torch.strided and b.dim() == 0:
         return with_values(a, values_of(a) * b)
-    if a.layout is torch.strided:
-        a, b = b, a
     if b.layout is torch.strided:
-        if b.dim() == 0:
-            return with_values(a, values_of(a) * b)
         if b.dim() > a.dim() or torch.broadcast_shapes(a.shape, b.shape) != a.shape:
             raise UnsupportedOpError("a product that makes a sparse tensor larger", fix="expand it with to_dense()")
         return with_values(a, values_of(a) * values_at(b.expand(a.shape), a))

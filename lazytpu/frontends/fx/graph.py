@@ -22,7 +22,7 @@ from lazytpu.ir.op_schema import NO_COMPUTATION, Op, OpOverload, aten, op_of
 from lazytpu.ir.site import UNKNOWN
 from lazytpu.ir.subgraph import Subgraph, interned
 from lazytpu.ir.tree import Node, Number, Value
-from lazytpu.ir.types import TensorType
+from lazytpu.ir.types import TensorType, is_dense, memory_order
 from lazytpu.location.fx_site import site_of
 from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.fx import AtenInterpreter
@@ -221,15 +221,16 @@ class Conversion(AtenInterpreter):
             value, offset = self._storages[base], layout.offset + inside if offset is None else offset
         else:
             offset = inside
-        order = memory_order(value.layout)
         span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        if order is None or offset < 0 or prod(size) and offset + span > prod(value.layout.size):
+        dense = is_dense(value.layout.size, value.layout.stride)
+        if not dense or offset < 0 or prod(size) and offset + span > prod(value.layout.size):
             raise UnsupportedOpError(
                 "as_strided reaches memory that a compiled graph does not have",
                 at=self._site.describe(),
                 fix="call it outside of the compiled function, or on the tensor that owns the memory",
             )
-        in_order = order == sorted(order)
+        order = memory_order(value.layout)
+        in_order = order == tuple(range(len(order)))
         memory = value if in_order else self._permuted(value, order)
         if in_order or not scatters:
             return self._called(op, (memory, *before, size, stride, offset), {})
@@ -237,8 +238,8 @@ class Conversion(AtenInterpreter):
         found = self._result(record, torch.empty(memory.layout.size, dtype=memory.layout.dtype, device="meta"))
         return self._permuted(found, [order.index(d) for d in range(len(order))])
 
-    def _permuted(self, value: Value, order: list[int]) -> Value:
-        node = self._record(op_of(aten.permute.default), (value, order), {})
+    def _permuted(self, value: Value, order: Sequence[int]) -> Value:
+        node = self._record(op_of(aten.permute.default), (value, list(order)), {})
         size = [value.layout.size[d] for d in order]
         return self._result(node, torch.empty(size, dtype=value.layout.dtype, device="meta"))
 
@@ -329,20 +330,6 @@ def _is_part(target: Target, operand: torch.fx.Node) -> bool:
     if target is not operator.getitem:
         return True
     return isinstance(operand.target, OpOverload) and operand.target.is_view
-
-
-def memory_order(layout: TensorType) -> list[int] | None:
-    """Return the dimensions in the order in which memory has them, None where its elements leave gaps or overlap."""
-    order = sorted(range(len(layout.size)), key=lambda d: (-layout.stride[d], layout.size[d] != 1))
-    expected = 1
-    for d in reversed(order):
-        if layout.size[d] == 1:
-            continue
-        if layout.stride[d] != expected:
-            return None
-        expected *= layout.size[d]
-    moved = [d for d in order if layout.size[d] != 1]
-    return list(range(len(order))) if moved == sorted(moved) else order
 
 
 def with_constants(body: Subgraph, values: Sequence[object]) -> list[object]:
