@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch.utils.hooks import warn_if_has_hooks
 
-_OWN = ("_s", "_is_param")  # attributes that are ours or torch's, not the user's
 
-
-def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any], alias: torch.Tensor | None = None) -> torch.Tensor:
     """A copy of a device tensor; tensors of one deepcopy that share memory share the copy of it.
 
     As in torch, a Parameter is copied alone, without gradient and attributes.
+
+    Args:
+        alias: a tensor of our class in the same memory, where the tensor is of a user's class.
 
     Raises:
         RuntimeError: the tensor is not a leaf; torch's message.
@@ -34,12 +35,26 @@ def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         data = _copy(tensor.data, {}).data if whole else tensor.data.clone()
         memo[id(tensor)] = parameter = torch.nn.Parameter(data, tensor.requires_grad)
         return parameter
-    out = _copy(tensor, memo).requires_grad_(tensor.requires_grad)
+    out = _copy(tensor, memo) if alias is None else _as_class_of(tensor, _copy(alias, memo))
+    out.requires_grad_(tensor.requires_grad)
     if tensor.grad is not None:
         out.grad = copy.deepcopy(tensor.grad, memo)
     for name, value in attributes_of(tensor).items():
         setattr(out, name, copy.deepcopy(value, memo))
     memo[id(tensor)] = out
+    return out
+
+
+def _as_class_of(tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
+    """Return a copy as a tensor of a user's class, which torch asks for by ``new_empty``.
+
+    Raises:
+        RuntimeError: ``new_empty`` gives another class; torch's message.
+    """
+    out = tensor.new_empty([])
+    if type(out) is not type(tensor):
+        torch.empty(1, device="cpu").as_subclass(type(tensor)).__deepcopy__({})  # raises
+    out.data = copied
     return out
 
 
@@ -53,9 +68,13 @@ def _copy(tensor: torch.Tensor, memo: dict[int, object]) -> torch.Tensor:
         return out.neg() if tensor.is_neg() else out
 
 
-def reduce_tensor(tensor: torch.Tensor) -> tuple[object, ...]:
+def reduce_tensor(tensor: torch.Tensor, alias: torch.Tensor | None = None) -> tuple[object, ...]:
     """What pickle and ``torch.save`` keep of a device tensor: what they keep of one on the CPU, with the
-    device as the location of its storage.  ``torch.load`` needs lazytpu only to bring it back here."""
+    device as the location of its storage.  ``torch.load`` needs lazytpu only to bring it back here.
+
+    Args:
+        alias: a tensor of our class in the same memory, where the tensor is of a user's class.
+    """
     if tensor.layout is not torch.strided:
         return _reduce_sparse(tensor)
     state = attributes_of(tensor)
@@ -66,7 +85,7 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[object, ...]:
         return torch._utils._rebuild_parameter, args
     warn_if_has_hooks(tensor)
     typed = tensor.dtype not in torch.storage._new_dtypes()
-    storage: Any = tensor.untyped_storage()
+    storage: Any = (tensor if alias is None else alias).untyped_storage()
     if typed:
         storage = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
     else:  # torch takes only its own class of untyped storage here
@@ -86,8 +105,9 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[object, ...]:
     if metadata:
         parts += (metadata,)
     rebuild = torch._utils._rebuild_tensor_v2 if typed else torch._utils._rebuild_tensor_v3
-    if state:
-        return torch._tensor._rebuild_from_type_v2, (rebuild, torch.Tensor, parts, state)
+    if state or alias is not None:
+        kind = torch.Tensor if alias is None else type(tensor)
+        return torch._tensor._rebuild_from_type_v2, (rebuild, kind, parts, state)
     return rebuild, parts
 
 
@@ -104,4 +124,4 @@ def _reduce_sparse(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, object]:
     """The attributes that the user has set on a tensor."""
-    return {name: value for name, value in tensor.__dict__.items() if name not in _OWN}
+    return {name: value for name, value in tensor.__dict__.items() if name != "_is_param"}  # which is torch's

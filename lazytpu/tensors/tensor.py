@@ -7,7 +7,7 @@ everything that aliases reaches it.  ``tensor._s`` is the tensor's own cell, a c
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -40,6 +40,22 @@ class _FindCell:
 
 
 _grad_of = _Tensor.grad.__get__
+_dict_of: Any = torch.Tensor.__dict__["__dict__"]
+
+
+class _AttributesOfUser:
+    """``__dict__`` of a tensor, without its cell: what copies it to another tensor must not copy that.
+
+    The tensor finds its cell again at its next use.
+    """
+
+    def __get__(self, tensor: torch.Tensor, owner: type) -> dict[str, object]:
+        found: dict[str, object] = _dict_of.__get__(tensor)
+        found.pop("_s", None)
+        return found
+
+    def __set__(self, tensor: torch.Tensor, value: dict[str, object]) -> None:
+        _dict_of.__set__(tensor, {name: x for name, x in value.items() if name != "_s"})
 
 
 class LazyTensor(torch.Tensor):
@@ -52,6 +68,7 @@ class LazyTensor(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     _s = _FindCell()
+    __dict__ = cast(dict[str, object], _AttributesOfUser())
     device_type: ClassVar[str] = "tpu"  # dispatch/registration.py sets the name in use
     storage_class: ClassVar[type] = torch.UntypedStorage  # saving.py puts one with contents here
 
@@ -91,7 +108,7 @@ class LazyTensor(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        self.__dict__.pop("_s", None)  # an interrupt before the end leaves a tensor that finds its cell again
+        _dict_of.__get__(self).pop("_s", None)  # an interrupt before the end leaves a tensor that finds its cell again
         _Tensor.data.__set__(self, value)
         forget_cell(self)
 
@@ -164,12 +181,14 @@ def adopt(tensor: torch.Tensor) -> Cell:
     layout = state.layout
     geometry = geometry_of(tensor)
     cell = cell_at(state, layout if geometry == layout.geometry else layout.child_at(geometry))
-    tensor._s = cell  # type: ignore[attr-defined]
     if type(tensor) is _Tensor:
         tensor.__class__ = LazyTensor
     elif type(tensor) is torch.nn.Parameter:  # made of a plain tensor, or by a module such as LazyLinear
         tensor.__class__ = LazyTensor  # type: ignore[assignment]
         tensor._is_param = True  # torch's mark for parameters of other classes
+    elif type(tensor) is not LazyTensor:  # of a user's class, whose attributes and `data` we do not see change
+        return cell
+    tensor._s = cell  # type: ignore[attr-defined]
     return cell
 
 
@@ -177,7 +196,7 @@ def forget_cell(tensor: torch.Tensor) -> None:
     """Makes the tensor find its cell again: C++ pointed it at another storage."""
     global rebinds
     rebinds += 1
-    tensor.__dict__.pop("_s", None)
+    _dict_of.__get__(tensor).pop("_s", None)
 
 
 def make(storage: Storage) -> LazyTensor:

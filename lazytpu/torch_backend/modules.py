@@ -14,7 +14,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import Module
@@ -69,11 +69,20 @@ def _parameter_like(tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         make: Any = UninitializedParameter  # whose signature mypy takes from its base
         found: torch.Tensor = make(tensor.requires_grad, out.device, out.dtype)
         return found
-    made = Parameter(out, tensor.requires_grad)
-    for name, value in tensor.__dict__.items():
-        if name not in ("_s", "_is_param"):
-            made.__dict__[name] = value
+    kind = type(tensor) if issubclass(type(tensor), Parameter) else Parameter
+    made = cast(torch.Tensor, _new_parameter(kind, out, tensor.requires_grad))
+    made.__dict__.update({name: value for name, value in tensor.__dict__.items() if name != "_is_param"})
     return made
+
+
+_new_of_torch = Parameter.__new__
+
+
+def _new_parameter(cls: type, data: torch.Tensor | None = None, requires_grad: bool = True) -> object:
+    """Make a parameter; of a user's class, which torch keeps for tensors of its own class only."""
+    if type(data) is LazyTensor and cls is not Parameter:
+        return torch.Tensor._make_subclass(cls, data, requires_grad)
+    return _new_of_torch(cls, data, requires_grad)
 
 
 def register() -> None:
@@ -85,6 +94,7 @@ def register() -> None:
         return theirs(self, fn if getattr(fn, "swaps", False) else _swapping(fn), recurse)
 
     Module._apply = _apply  # type: ignore[method-assign]
+    setattr(Parameter, "__new__", functools.wraps(_new_of_torch)(_new_parameter))  # noqa: B010
     after_import("torch.nn.modules.linear_cross_entropy_options", _choose_as_on_the_cpu)
 
 

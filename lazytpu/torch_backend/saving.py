@@ -28,6 +28,7 @@ from lazytpu.tracing.reading import contents_of
 from lazytpu.tracing.transaction import Transaction
 
 _ALIGNMENT = 64
+_PLAIN = torch.Tensor.__torch_dispatch__
 _next_address = 1 << 46  # above what an allocator gives out
 
 
@@ -222,14 +223,16 @@ def _receive(host: torch.Tensor, requires_grad: bool, is_parameter: bool) -> tor
 # --- plain tensors ------------------------------------------------------------------------------------------------
 
 
-def _cover(name: str, ours: Callable[..., object], layouts: Container[torch.layout] = (torch.strided,)) -> None:
-    """Makes a method of ``torch.Tensor`` safe for device tensors that C++ made and no kernel has seen:
-    torch's own would look for their contents in C++ memory."""
+def _cover(
+    name: str, ours: Callable[..., object], layouts: Container[torch.layout] = (torch.strided,), of_users: bool = True
+) -> None:
+    """Makes a method of ``torch.Tensor`` safe for device tensors that C++ made and no kernel has seen, and for
+    those of users' classes: torch's own would look for their contents in C++ memory."""
     theirs = getattr(torch.Tensor, name)
 
     @functools.wraps(theirs)
     def method(self: torch.Tensor, *args: object, **kwargs: object) -> object:
-        if _is_unseen(self) and self.layout in layouts:
+        if (of_users or type(self) is torch.Tensor) and _is_unseen(self) and self.layout in layouts:
             return ours(lazy(self), *args, **kwargs)
         return theirs(self, *args, **kwargs)
 
@@ -237,13 +240,23 @@ def _cover(name: str, ours: Callable[..., object], layouts: Container[torch.layo
 
 
 def _is_unseen(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is ours but not of our class; the wrappers of torch.func are neither."""
+    """Whether a tensor is ours but not of our class: made by C++, or of a user's class, whose own
+    ``__torch_function__`` comes first.  What stands for other tensors, as those of torch.func do, is neither."""
     return (
-        type(tensor) is torch.Tensor
+        type(tensor) is not LazyTensor
         and tensor.device.type == LazyTensor.device_type
+        and type(tensor).__torch_dispatch__ is _PLAIN
+        and not torch.overrides.has_torch_function_unary(tensor)
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not torch._is_functional_tensor(tensor)
     )
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor of our class in the memory of a dense one of a user's class."""
+    if type(tensor) in (LazyTensor, torch.Tensor):
+        return None
+    return lazy(torch.Tensor.detach(tensor))
 
 
 def _to_dlpack(tensor: torch.Tensor) -> object:
@@ -260,7 +273,7 @@ def register() -> None:
     torch.serialization.register_package(9, _location, _restore)
     ForkingPickler.register(LazyTensor, _send)
     vars(torch)["to_dlpack"] = vars(torch.utils.dlpack)["to_dlpack"] = _to_dlpack
-    _cover("__deepcopy__", deepcopy_tensor)
+    _cover("__deepcopy__", lambda tensor, memo: deepcopy_tensor(tensor, memo, _alias(tensor)))
     sparse = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
-    _cover("__reduce_ex__", lambda tensor, protocol: reduce_tensor(tensor), sparse)
-    _cover("__repr__", lambda tensor, **_: represent(tensor), sparse)
+    _cover("__reduce_ex__", lambda tensor, protocol: reduce_tensor(tensor, _alias(tensor)), sparse)
+    _cover("__repr__", lambda tensor, **_: represent(tensor), sparse, of_users=False)
