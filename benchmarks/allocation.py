@@ -1,7 +1,7 @@
 """What fresh pages for large temporaries cost a training step:  python -m benchmarks.allocation
 
 The step of a model, traced, with glibc's malloc set in several ways, each in a process of its own, in turn.  Page
-faults and processor time change little on a busy machine.  `lazytpu.runtime.host.malloc` does what
+faults and processor time change little on a busy machine.  `lazytpu.runtime.host.memory` does what
 follows from these numbers.
 """
 

@@ -35,7 +35,17 @@ from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
 from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.registry import rule_of
 from lazytpu.tensors.tensor import LazyTensor
-from lazytpu.torch_backend import accelerator, fork, generator, libraries, loops, modules, saving, shields, torch_module
+from lazytpu.torch_backend import (
+    accelerator,
+    fork,
+    generator,
+    libraries,
+    loops,
+    module_moves,
+    saving,
+    shields,
+    torch_module,
+)
 from lazytpu.tracing import meta_kernels, scalar_checks
 
 KEY = "PrivateUse1"
@@ -81,7 +91,7 @@ def register() -> None:
     collectives.register()
     autocast.register()
     saving.register()
-    modules.register()
+    module_moves.register()
     fork.register()
     generator.register()
     libraries.register()

@@ -20,10 +20,10 @@ from jax import numpy as jnp
 from lazytpu import random
 from lazytpu.config import config
 from lazytpu.errors import ArtifactError
-from lazytpu.export.convert import Converted
 from lazytpu.export.files import MANIFEST, SEAL, checked, contents_of, manifest_of
 from lazytpu.export.loading import module_of
 from lazytpu.export.program import PLATFORMS, StableHLOModule, converted, device_of, notes
+from lazytpu.export.to_jax import Converted
 from lazytpu.frontends.jax.arrays import from_jax, share_buffer
 from lazytpu.lowering.registry import lowering_for
 from lazytpu.observe import logs, metrics

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_unflatten
 from lazytpu import random
 from lazytpu.dtypes import host_array, to_numpy
 from lazytpu.export import files
-from lazytpu.export.convert import Converted, Weights, convert
 from lazytpu.export.signature import ArraySpec, Signature, load_spec
 from lazytpu.export.tensorflow import save_as_saved_model
+from lazytpu.export.to_jax import Converted, Weights, convert
 from lazytpu.export.versions import versions
 from lazytpu.frontends.jax.arrays import from_jax
 from lazytpu.frontends.jax.call import call_jax

@@ -19,8 +19,8 @@ from torch._higher_order_ops.while_loop import while_loop_dense, while_loop_op, 
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lazytpu.frontends.fx.graph import subgraph_of, with_constants
 from lazytpu.frontends.fx.higher_order import TABLE, HigherOrder, result_layouts
+from lazytpu.frontends.fx.to_ir import subgraph_of, with_constants
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.tensor import make

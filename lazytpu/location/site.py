@@ -18,7 +18,7 @@ from torch.autograd.graph import Node as GradNode
 from lazytpu.config import config
 from lazytpu.ir.op_schema import Op
 from lazytpu.ir.site import UNKNOWN, Site
-from lazytpu.location import gradients
+from lazytpu.location import backward_sites
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _AUTOCAST = os.path.join(_OURS, "dispatch", "autocast.py")
@@ -64,7 +64,7 @@ def here(before: Site | None = None, op: Op | None = None) -> Site:
     node = torch._C._current_autograd_node()
     site = _of_op(node, before, sys._getframe(1))
     if op is not None and not op.is_view and torch.is_grad_enabled():  # a view is recorded where it is read
-        gradients.note(site, op.name)
+        backward_sites.note(site, op.name)
     return site
 
 
@@ -88,11 +88,13 @@ def _in_hook(frame: FrameType | None) -> bool:
 
 def _in_backward(node: GradNode, before: Site | None) -> Site:
     """Return the site of an op that a node of autograd records."""
-    forward = gradients.forward_of(node)
+    forward = backward_sites.forward_of(node)
     if forward is not None:
         return replace(forward, backward=True)
-    accumulates = gradients.accumulates(node)
-    if (accumulates or gradients.is_known()) and before is not None and before.backward:  # belongs to what it works on
+    accumulates = backward_sites.accumulates(node)
+    if (
+        (accumulates or backward_sites.is_known()) and before is not None and before.backward
+    ):  # belongs to what it works on
         return replace(before, accumulates=accumulates)
     return replace(_of_frames(_frame_of_main()), backward=True, accumulates=accumulates)
 
@@ -111,7 +113,7 @@ def line_of_read() -> Site:
     found = _innermost(sys._getframe(1))
     if found.file or threading.current_thread() is threading.main_thread():
         return found
-    forward = gradients.forward_of(torch._C._current_autograd_node())
+    forward = backward_sites.forward_of(torch._C._current_autograd_node())
     return forward or _innermost(_frame_of_main())
 
 

@@ -9,10 +9,31 @@ from contextlib import contextmanager
 
 from lazytpu.observe import metrics_tables
 from lazytpu.observe.metrics_tables import Step
-from lazytpu.observe.series import Series
 from lazytpu.observers import calls_of, notify
 
+MAX_SAMPLES = 1024
 MAX_STEPS = 1000
+
+
+class Series:
+    """Measurements of one kind: their number, their sum, and the last `MAX_SAMPLES` of them with their times."""
+
+    __slots__ = ("count", "samples", "total")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def add(self, value: float) -> None:
+        """Add a measurement."""
+        self.count += 1
+        self.total += value
+        self.samples.append((time.perf_counter(), value))
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.count, self.total = 0, 0.0
+        self.samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+
 
 _counters: Counter[str] = Counter()
 _timers: dict[str, Series] = {}

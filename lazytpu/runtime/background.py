@@ -14,7 +14,6 @@ from concurrent.futures import Future
 import jax
 
 from lazytpu.ir.graph import Graph
-from lazytpu.observe import metrics
 from lazytpu.runtime import compiler, executables
 from lazytpu.runtime.disk_cache import prefetch
 from lazytpu.runtime.executable import Executable
@@ -47,10 +46,7 @@ def compiled(graph: Graph) -> Executable | None:
         return None
     del _futures[name]
     made, compile_s = compiler.compiling(graph, future.result)
-    metrics.count("compile")
-    metrics.add_time("lower", lower_s)
-    metrics.add_time("compile", compile_s)
-    return compiler.executable_of(graph, made, lower_s, compile_s)
+    return compiler.compiled_just_now(graph, made, lower_s, compile_s)
 
 
 def is_compiling(graph: Graph) -> bool:

@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache as remembered
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from lazytpu.observe import logs, metrics, regions
 from lazytpu.runtime import client, described, processes
 from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.executable import Executable, donated_bytes, failure, smallest_result
-from lazytpu.runtime.host import room
+from lazytpu.runtime.host import memory
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.runtime.launch import split_donated
 
@@ -68,7 +68,7 @@ def lower(graph: Graph) -> Any:
     with (
         uninterrupted(),
         jax.enable_x64(True),
-        over(processes.ranks_of(graph) if graph.patterns else ()),
+        over(processes.ranks_of(graph)) if graph.patterns else nullcontext(),
         jax.default_matmul_precision(config.matmul_precision),
         lowering_for(client.platform(), on_mesh=graph.mesh is not None),
         warnings.catch_warnings(),
@@ -158,11 +158,17 @@ def compile_graph(graph: Graph, counter: str = "compile") -> Executable:
         lowered = lower(graph)
         middle = time.perf_counter()
         compiled = compiling(graph, lowered.compile)
-    end = time.perf_counter()
+    return compiled_just_now(graph, compiled, middle - start, time.perf_counter() - middle, counter)
+
+
+def compiled_just_now(
+    graph: Graph, compiled: Any, lower_s: float, compile_s: float, counter: str = "compile"
+) -> Executable:
+    """Count and time a compilation that has ended, and wrap what it gave."""
     metrics.count(counter)
-    metrics.add_time("lower", middle - start)
-    metrics.add_time("compile", end - middle)
-    return executable_of(graph, compiled, middle - start, end - middle)
+    metrics.add_time("lower", lower_s)
+    metrics.add_time("compile", compile_s)
+    return executable_of(graph, compiled, lower_s, compile_s)
 
 
 def compiling(graph: Graph, compile: Callable[[], _T]) -> _T:
@@ -177,7 +183,7 @@ def executable_of(
     graph: Graph, compiled: Any, lower_s: float = 0.0, compile_s: float = 0.0, **others: Any
 ) -> Executable:
     """Wrap what XLA compiled, what was loaded from disk, or what runs a graph without either."""
-    needs = room.needed(compiled)
+    needs = memory.needed(compiled)
     if graph.patterns:
         compiled = processes.OverProcesses(graph, compiled)
     smallest, donated = smallest_result(graph), donated_bytes(graph)

@@ -27,7 +27,7 @@ class Executable:
         usage: how it was used.
         difference: setting or version that changed since the graph was kept on disk, where that is why it was compiled.
         interpreted: its ops run one by one, and there is no program.
-        needs: bytes that it takes beside its inputs, where they are many; asked for before each run (`host.room`).
+        needs: bytes that it takes beside its inputs, where they are many; asked for before each run (`host.memory`).
         call: starts it, like ``compiled``.
         flat: starts it with all arrays one by one, which is less to unpack; None before `launch.flat_call` made it.
     """

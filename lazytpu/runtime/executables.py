@@ -12,7 +12,7 @@ from lazytpu.passes.uniform_scalars import are_uniform, with_uniform
 from lazytpu.runtime import agreement, client, compiler, described
 from lazytpu.runtime.disk_cache import lookup
 from lazytpu.runtime.executable import Executable
-from lazytpu.runtime.host import malloc, mappings
+from lazytpu.runtime.host import memory
 from lazytpu.runtime.least_recent import LeastRecent
 
 executables: LeastRecent[object, Executable] = LeastRecent(config.max_executables)  # by `name_of`
@@ -74,9 +74,9 @@ def _keep(made: Executable) -> None:
     """Keep an executable in memory, within the limits of their number and of the system's memory mappings."""
     executables.limit = config.max_executables
     executables.keep(name_of(made.graph), made)
-    mappings.make_room(executables)
+    memory.free_mappings(executables)
     if client.platform() == "cpu":
-        malloc.keep()
+        memory.keep_heap()
 
 
 def used(executable: Executable) -> None:

@@ -17,7 +17,7 @@ from lazytpu.observe import metrics, regions, step_statistics
 from lazytpu.runtime import client
 from lazytpu.runtime.client import Buffer, Scalars
 from lazytpu.runtime.executable import Executable, failure
-from lazytpu.runtime.host import room
+from lazytpu.runtime.host import memory
 from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.runtime.transfers import finished
 
@@ -127,7 +127,7 @@ def ask_for_memory(executable: Executable) -> None:
     Raises:
         ExecutionError: names the op of the largest result, and its line.
     """
-    if not room.is_there(executable.needs):
+    if not memory.is_there(executable.needs):
         error = MemoryError(f"RESOURCE_EXHAUSTED: it needs {executable.needs:,} bytes beside its inputs")
         raise failure(ExecutionError, "could not run", executable.graph, error)
 

@@ -19,12 +19,7 @@ from lazytpu.runtime.host.chatter import silenced
 from lazytpu.runtime.host.interrupts import uninterrupted
 
 used: list[bool] = []
-"""Not empty once a buffer of this process was put on a mesh: `in_use` without a call."""
-
-
-def in_use() -> bool:
-    """Return whether any buffer of this process was put on a mesh."""
-    return bool(used)
+"""Not empty once a buffer of this process was put on a mesh; a list, so that asking takes no call."""
 
 
 def devices() -> tuple[int, ...]:

@@ -51,7 +51,7 @@ def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if _kept_whole or trace.apart or not trace.cursor.depth or not config.cut_loops:
         return
     last, marks = _last.get(optimizer), step.marks - _ended
-    if last is None and not any(is_device_tensor(p) for p in optimizer.param_groups[0]["params"][:1]):
+    if last is None and not any(is_device_tensor(p) for group in optimizer.param_groups for p in group["params"]):
         return
     if _looping.get(optimizer) != marks:
         _last[optimizer] = trace.step

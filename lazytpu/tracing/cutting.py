@@ -112,7 +112,7 @@ def _cut(live: list[Storage], reason: str, planner: Planner | None) -> None:
 def run(plan: Plan, outputs: tuple[Value, ...]) -> dict[Value, Buffer]:
     """Run what was planned for the outputs, values at the cursor; return the buffer of each."""
     inputs = [trace.inputs[i][1] for i in plan.inputs]
-    if meshes.in_use():
+    if meshes.used:
         inputs = shardings_kept.placed(plan.executable.graph, plan.inputs, inputs)
     results = launch.run(plan.executable, inputs, trace.floats, trace.ints, trace.complexes)
     if step_statistics.measuring():

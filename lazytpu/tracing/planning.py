@@ -11,7 +11,6 @@ from lazytpu.diagnosis.cause import Cause
 from lazytpu.diagnosis.diagnose import cause_of, cause_of_scalars
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.sharding import Sharding
-from lazytpu.ir.site import UNKNOWN
 from lazytpu.ir.tree import Value, trace
 from lazytpu.observe import metrics
 from lazytpu.passes.shardings import with_shardings
@@ -21,8 +20,10 @@ from lazytpu.runtime.least_recent import LeastRecent
 from lazytpu.tensors.storage import Storage
 from lazytpu.tracing import input_origins
 
-_interpreted: LeastRecent[object, Plan] = LeastRecent(1000)  # by the last node of a path and what is wanted
-_causes: LeastRecent[object, Cause | None] = LeastRecent(1000)  # why a graph that was interpreted was new, by its key
+_MOST_INTERPRETED = 1000
+# By the last node of a path and what is wanted: what interprets it, and why its graph was new.
+_interpreted: LeastRecent[object, tuple[Plan, Cause]] = LeastRecent(_MOST_INTERPRETED)
+_causes: LeastRecent[object, Cause] = LeastRecent(_MOST_INTERPRETED)  # by the key of a graph: why it was new
 
 
 class Plan:
@@ -65,9 +66,9 @@ def plan_of(
         metrics.count("cache_hit")
         return Plan(known, inputs, spread)
     again = _interpreted.find((node, key))
-    if again is not None and tiers.interpret_again(again.executable.graph):
-        _note_interpreted(again.executable.graph)
-        return again
+    if again is not None and tiers.interpret_again(again[0].executable.graph):
+        events.interpreted(again[0].executable.graph, again[1])
+        return again[0]
     checked = index_checks.checked_nodes(node) if checks else ()
     graph = graph_of(node, outputs, donated, checked)
     if trace.exchanges and (unused := set(trace.exchanges) - set(graph.nodes)):
@@ -78,15 +79,10 @@ def plan_of(
     executable = executable_of(graph, key, None if fitting else known, tiers.interpreted_at_first)
     plan = Plan(executable, tuple([v.index for v in graph.inputs]), spread)
     if executable.interpreted:
-        _interpreted.keep((node, key), plan)
+        _interpreted.keep((node, key), (plan, _causes[graph.key]))
     else:
         node.executables[key] = weakref.ref(executable), plan.inputs
     return plan
-
-
-def _note_interpreted(graph: Graph) -> None:
-    """Note that a graph was interpreted once more, for the reason for which it was at first."""
-    events.interpreted(graph, _causes.find(graph.key) or Cause("first", "it came a few times", UNKNOWN))
 
 
 def forget_interpreted() -> None:

@@ -10,7 +10,7 @@ import torch
 
 import lazytpu
 from lazytpu.compat.torch_xla import metrics_format
-from lazytpu.observe.series import Series
+from lazytpu.observe.metrics import Series
 from lazytpu.tracing import step
 
 

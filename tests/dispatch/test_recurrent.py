@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import lazytpu
 from lazytpu.diagnosis import events
-from lazytpu.export.convert import convert
+from lazytpu.export.to_jax import convert
 from lazytpu.runtime.disk_cache.provenance import is_portable
 from tests.support.both_devices import check, close, given
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import lazytpu
 from lazytpu.diagnosis import events
-from lazytpu.location import gradients
+from lazytpu.location import backward_sites
 from lazytpu.tracing import step
 
 HERE = Path(__file__)
@@ -23,9 +23,9 @@ LINES = HERE.read_text().splitlines()
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No graph is known and nothing was noted."""
-    monkeypatch.setattr(gradients, "_tables", type(gradients._tables)(maxlen=8))
-    monkeypatch.setattr(gradients, "_graphs", type(gradients._graphs)(maxlen=32))
-    monkeypatch.setattr(gradients, "_thread", gradients._Thread())
+    monkeypatch.setattr(backward_sites, "_tables", type(backward_sites._tables)(maxlen=8))
+    monkeypatch.setattr(backward_sites, "_graphs", type(backward_sites._graphs)(maxlen=32))
+    monkeypatch.setattr(backward_sites, "_thread", backward_sites._Thread())
     step.forget()
     yield
     step.forget()

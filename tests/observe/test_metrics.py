@@ -18,8 +18,8 @@ import lazytpu
 from lazytpu import observers
 from lazytpu.ir.tree import trace
 from lazytpu.observe import metrics_tables, step_statistics
+from lazytpu.observe.metrics import MAX_SAMPLES, Series
 from lazytpu.observe.metrics_tables import Step
-from lazytpu.observe.series import MAX_SAMPLES, Series
 from lazytpu.runtime import client, transfers
 from lazytpu.tracing import cutting, record_time, step
 from tests.support.processes import run_code

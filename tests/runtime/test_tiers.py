@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazytpu
+from lazytpu.diagnosis import events
 from lazytpu.errors import CompileError
 from lazytpu.lowering import registry
 from lazytpu.runtime import background, executables, tiers
+from lazytpu.tracing import planning
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +74,13 @@ def test_graphs_that_return_after_many_others_are_interpreted_longer(device: tor
 def test_what_is_interpreted_again_is_not_built_again(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     lazytpu.config.compile_after = 4
     x = torch.arange(4.0).to(device)
-    (x * 2).sum().item()
-    monkeypatch.setattr("lazytpu.tracing.planning.graph_of", lambda *args: pytest.fail("built again"))
-    assert [(x * 2).sum().item() for _ in range(2)] == [12, 12]
-    assert counts() == (3, 0)
+    monkeypatch.setattr(planning._causes, "limit", 1)
+    totals = [lambda: (x * 2).sum().item(), lambda: (x + 1).sum().item()]
+    assert [total() for total in totals] == [12, 10]
+    monkeypatch.setattr(planning, "graph_of", lambda *args: pytest.fail("built again"))
+    assert [totals[0]() for _ in range(2)] == [12, 12]
+    assert counts() == (4, 0)
+    assert sorted(events.interpretations.values()) == [1, 3]  # each is interpreted again for the cause it had at first
 
 
 @pytest.fixture

@@ -106,3 +106,15 @@ def test_an_optimizer_that_steps_before_its_loop_leaves_the_steps_of_the_loop_wh
         cuts.append(lazytpu.metrics.counter("cut"))
         assert cuts[-1] == before + 1
     assert cuts[2] - cuts[1] == cuts[1] - cuts[0] == 1
+
+
+@pytest.mark.parametrize("first", [[], ["host"]])
+def test_a_loop_is_noticed_by_any_parameter_on_the_device(device: torch.device, first: list[str]) -> None:
+    host, weight = (torch.ones(2).to(place).requires_grad_() for place in ("cpu", device))
+    optimizer = torch.optim.SGD([{"params": [host] if first else []}, {"params": [weight]}], 0.1)
+    before = lazytpu.metrics.counter("step")
+    for _ in range(3):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+    assert lazytpu.metrics.counter("step") - before == 2

@@ -22,7 +22,7 @@ from lazytpu.errors import CompileBudgetError, CompileError, LoweringError, Unsu
 from lazytpu.ir.tree import trace
 from lazytpu.lowering import registry
 from lazytpu.runtime import compiler, executables
-from lazytpu.runtime.host import interrupts, mappings, room
+from lazytpu.runtime.host import interrupts, memory
 from lazytpu.tracing import record
 
 
@@ -290,7 +290,7 @@ def test_what_a_graph_that_needs_too_much_memory_would_overwrite_is_still_there(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, compile_after: int
 ) -> None:
     monkeypatch.setattr(lazytpu.config, "compile_after", compile_after)
-    monkeypatch.setattr(room, "is_there", lambda size: size < 1 << 40)  # of a program that is never started
+    monkeypatch.setattr(memory, "is_there", lambda size: size < 1 << 40)  # of a program that is never started
     x = torch.ones(8, device=device)
     lazytpu.mark_step()
     x.add_(1)
@@ -302,7 +302,7 @@ def test_what_a_graph_that_needs_too_much_memory_would_overwrite_is_still_there(
 
 
 def test_memory_is_asked_for_as_the_system_gives_it() -> None:
-    assert room.is_there(1 << 20) and not room.is_there(1 << 60)
+    assert memory.is_there(1 << 20) and not memory.is_there(1 << 60)
 
 
 def test_unsupported_ops_say_what_to_do(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,15 +448,15 @@ def test_executables_are_forgotten_before_memory_mappings_run_out(
 ) -> None:
     executables.forget_executables()
     gc.collect()
-    in_use = mappings.in_use()
-    monkeypatch.setattr(mappings, "limit", lambda: 2 * (in_use + 400))
+    in_use = memory.mappings()
+    monkeypatch.setattr(memory, "most_mappings", lambda: 2 * (in_use + 400))
     before = lazytpu.metrics.counter("executables_forgotten")
     x = torch.ones(40).to(device)
     for n in range(1, 40):  # each program takes some 20 mappings
         part = x[:n]
         assert (part.softmax(0).sum() + part.exp().sort()[0].sum()).item() == pytest.approx(1 + n * math.e, rel=1e-5)
     assert lazytpu.metrics.counter("executables_forgotten") > before
-    assert mappings.in_use() < in_use + 800
+    assert memory.mappings() < in_use + 800
     assert x[:3].softmax(0).sum().item() == pytest.approx(1.0)  # and compiles again what was forgotten
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from lazytpu.diagnosis import events
 from lazytpu.observe import metrics
-from lazytpu.observe.series import Series
+from lazytpu.observe.metrics import Series
 
 PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 

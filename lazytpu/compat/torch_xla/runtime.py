@@ -81,7 +81,7 @@ _spmd: list[bool] = []
 
 def is_spmd() -> bool:
     """Return whether `use_spmd` was called, or a tensor has a sharding."""
-    return bool(_spmd) or meshes.in_use()
+    return bool(_spmd or meshes.used)
 
 
 def use_spmd(auto: bool | None = False) -> None:

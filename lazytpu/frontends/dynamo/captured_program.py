@@ -14,7 +14,7 @@ from lazytpu.config import config
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.cause import Cause
 from lazytpu.frontends.dynamo.memory import argument_views, memory_groups
-from lazytpu.frontends.fx.graph import Conversion
+from lazytpu.frontends.fx.to_ir import Conversion
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.site import Site
 from lazytpu.ir.tree import Node, Value

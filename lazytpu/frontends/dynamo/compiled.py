@@ -15,7 +15,7 @@ from lazytpu.errors import UnsupportedOpError
 from lazytpu.frontends.dynamo.captured_program import CapturedProgram, Result, Shortcut, program_of, results_of
 from lazytpu.frontends.dynamo.dump_module import dump
 from lazytpu.frontends.dynamo.sizes import has_symbols, with_sizes
-from lazytpu.frontends.fx.graph import unsupported_ops
+from lazytpu.frontends.fx.to_ir import unsupported_ops
 from lazytpu.ir.tree import trace
 from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.location.fx_site import site_of
@@ -86,7 +86,7 @@ class CompiledGraph:
         except AttributeError:  # numbers, CPU tensors, device tensors that C++ made
             return None
         program = self.programs.get(tuple([c.layout for c in cells]))
-        if program is None or not program.whole or meshes.in_use():
+        if program is None or not program.whole or meshes.used:
             return None
         if trace.inputs or trace.pending:  # else nothing belongs to this step
             now = trace.step
@@ -102,7 +102,7 @@ class CompiledGraph:
 
         Tensors on a mesh have none either: their ops are recorded.
         """
-        if meshes.in_use() and any(storage_of(cell_of(x)).sharding for x in args if is_device_tensor(x)):
+        if meshes.used and any(storage_of(cell_of(x)).sharding for x in args if is_device_tensor(x)):
             return None, [], []
         if any(storage_of(cell_of(x)).step == trace.step for x in args if is_device_tensor(x)):
             cutting.cut("torch.compile")
@@ -114,7 +114,7 @@ class CompiledGraph:
         if program is None:
             return None, [], []
         buffers = [None if c is None else reading.buffer_of(c, "torch.compile") for c in cells]
-        if meshes.in_use():
+        if meshes.used:
             buffers = [None if b is None else meshes.on_one_device(b) for b in buffers]
         return program, cells, buffers
 

@@ -1,6 +1,6 @@
 """FX graphs of aten ops, as torch.export and make_fx give them, as functions of jax arrays.
 
-Each op goes through its rule, as those of a recorded graph do.  Unlike a graph of the IR (`fx.graph` makes one), such
+Each op goes through its rule, as those of a recorded graph do.  Unlike a graph of the IR (`fx.to_ir` makes one), such
 a function is traced by jax itself, under ``jax.jit``, ``jax.grad`` or ``jax.export``, and the sizes of its arrays may
 be symbolic.  Its placeholders may be numbers, such as the ``SymInt`` of a dynamic size.  An op that writes to its
 arguments is an error: ``ExportedProgram.run_decompositions`` gives graphs without them.
@@ -16,7 +16,7 @@ from torch.fx.node import Target
 
 from lazytpu.dtypes import to_numpy
 from lazytpu.errors import LazyTPUError, UnsupportedOpError
-from lazytpu.frontends.fx.graph import STRIDED, base_of
+from lazytpu.frontends.fx.to_ir import STRIDED, base_of
 from lazytpu.ir.op_schema import Op, OpOverload
 from lazytpu.location.fx_site import site_of
 from lazytpu.lowering.decompose import JaxInterpreter, Type, can_lower, lower_op

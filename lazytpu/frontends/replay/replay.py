@@ -213,7 +213,7 @@ class ReplayedProgram:
         """
         call, graph = self.call, self.call.executable.graph
         with record.lock:
-            if meshes.in_use():  # its program is for one device
+            if meshes.used:  # its program is for one device
                 return UNFIT
             if trace.cursor.depth:
                 cutting.cut("lazytpu.compile")

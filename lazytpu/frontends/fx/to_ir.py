@@ -185,8 +185,10 @@ class Conversion(AtenInterpreter):
             return args[0]
         if op is _COPY:
             return self._copied(args[0], args[1])
+        if op is aten.as_strided_scatter.default:
+            return self._strided_write(op, args, kwargs)
         if op in STRIDED:
-            return self._strided(op, args, kwargs)
+            return self._strided_read(op, args, kwargs)
         return self._called(op, args, kwargs)
 
     def _called(self, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
@@ -206,21 +208,42 @@ class Conversion(AtenInterpreter):
             ) from error
         return _nested(node.structure, node.values)
 
-    def _strided(self, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    def _strided_read(self, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         """Call an ``as_strided``: its rule takes the operand for memory, so it is given that of the storage."""
         node = self.node.args[0]
         assert isinstance(node, torch.fx.Node)
-        scatters = op is aten.as_strided_scatter.default
-        *before, size, stride, offset = (*args[1:], *kwargs.values(), None)[: 4 if scatters else 3]
-        base = node if scatters else base_of(node)
+        size, stride, offset = (*args[1:], *kwargs.values(), None)[:3]
+        base = base_of(node)
         value, begin = self.env[base], base.meta["val"].storage_offset()
         inside = node.meta["val"].storage_offset() - begin if offset is None else offset - begin
-        if base in self._storages and not scatters:  # an argument may begin elsewhere than the one of the first call
+        if base in self._storages:  # an argument may begin elsewhere than the one of the first call
             layout = self._layouts[self.arguments[value]]
             assert layout is not None
-            value, offset = self._storages[base], layout.offset + inside if offset is None else offset
-        else:
-            offset = inside
+            value, inside = self._storages[base], layout.offset + inside if offset is None else offset
+        memory, _ = self._memory_of(value, size, stride, inside)
+        return self._called(op, (memory, size, stride, inside), {})
+
+    def _strided_write(self, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        """Call an ``as_strided_scatter`` on the memory of its operand, and give the result the operand's order."""
+        node = self.node.args[0]
+        assert isinstance(node, torch.fx.Node)
+        source, size, stride, offset = (*args[1:], *kwargs.values(), None)[:4]
+        inside = 0 if offset is None else offset - node.meta["val"].storage_offset()
+        memory, order = self._memory_of(self.env[node], size, stride, inside)
+        if order == sorted(order):
+            return self._called(op, (memory, source, size, stride, inside), {})
+        record = self._record(op_of(op), (memory, source, size, stride, inside), {})
+        found = self._result(record, torch.empty(memory.layout.size, dtype=memory.layout.dtype, device="meta"))
+        return self._permuted(found, [order.index(d) for d in range(len(order))])
+
+    def _memory_of(
+        self, value: Value, size: Sequence[int], stride: Sequence[int], offset: int
+    ) -> tuple[Value, list[int]]:
+        """Return the elements of a value as they lie in memory, and the order of its dimensions there.
+
+        Raises:
+            UnsupportedOpError: some of what ``size``, ``stride`` and ``offset`` reach is not among them.
+        """
         span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         dense = is_dense(value.layout.size, value.layout.stride)
         if not dense or offset < 0 or prod(size) and offset + span > prod(value.layout.size):
@@ -229,14 +252,8 @@ class Conversion(AtenInterpreter):
                 at=self._site.describe(),
                 fix="call it outside of the compiled function, or on the tensor that owns the memory",
             )
-        order = memory_order(value.layout)
-        in_order = order == tuple(range(len(order)))
-        memory = value if in_order else self._permuted(value, order)
-        if in_order or not scatters:
-            return self._called(op, (memory, *before, size, stride, offset), {})
-        record = self._record(op_of(op), (memory, *before, size, stride, offset), {})
-        found = self._result(record, torch.empty(memory.layout.size, dtype=memory.layout.dtype, device="meta"))
-        return self._permuted(found, [order.index(d) for d in range(len(order))])
+        order = list(memory_order(value.layout))
+        return value if order == sorted(order) else self._permuted(value, order), order
 
     def _permuted(self, value: Value, order: Sequence[int]) -> Value:
         node = self._record(op_of(aten.permute.default), (value, list(order)), {})
