@@ -112,7 +112,8 @@ def executable_of(
     if unfit is not None:
         cause = cause_of_scalars(unfit.graph, trace.floats, trace.ints)
     else:
-        cause = _causes.pop(graph.key, None) or cause_of(trace, key, context)
+        known = graph.key in _causes
+        cause = _causes.pop(graph.key) if known else cause_of(trace, key, context)
     if compiled:
         events.compiled(executable.graph, cause, executable, context.end)
     else:

@@ -19,27 +19,21 @@ import json
 import os
 import socket
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from filelock import FileLock
 from torch.utils._pytree import tree_leaves
 
+from tests.support import elsewhere
+from tests.support.elsewhere import Test
 from tests.support.processes import start_code
 
-Test = Callable[[], None]
-_ROOT = Path(__file__).parents[2]
-_MARK = "@on_ranks("
 _HERE = "LAZYTPU_TEST_RANKS"
 _LIMIT_S = 120
 _ALL = "all"
 _ENDED = "it hung, or ended the process"
-_found: dict[str, dict[str, Test]] = {}  # by group: by file and name
 
 
 def on_ranks(n: int, alone: bool = False) -> Callable[[Test], Test]:
@@ -51,20 +45,13 @@ def on_ranks(n: int, alone: bool = False) -> Callable[[Test], Test]:
     """
 
     def mark(test: Test) -> Test:
-        file = Path(test.__code__.co_filename)
-        name, group = f"{file.name}::{test.__name__}", f"{n}{test.__name__ if alone else ''}"
-        if _HERE in os.environ:
-            _found.setdefault(group, {})[name] = test
-            return test
+        group = f"{n}{test.__name__ if alone else ''}"
 
-        @functools.wraps(test)
-        def wait() -> None:
+        def failure_of(file: Path, name: str) -> str:
             results = _results(file.parent, n, group)
-            failure = results[name] if name in results else results[_ALL]
-            if failure:
-                pytest.fail(failure, pytrace=False)
+            return results[name] if name in results else results[_ALL]
 
-        return wait
+        return elsewhere.marked(test, group, _HERE in os.environ, failure_of)
 
     return mark
 
@@ -93,14 +80,9 @@ def matched(run: Callable[[torch.device], Any], atol: float = 1e-5, rtol: float 
 @functools.cache
 def _results(place: Path, n: int, group: str) -> dict[str, str]:
     """Return how each test of a group ended: what was raised on which ranks, empty for success."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    kept = Path(tempfile.gettempdir()) / f"lazytpu-{run}-{place.name}-ranks-{group}.json"
-    files = sorted(f for f in place.glob("test_*.py") if _MARK in f.read_text())
-    with FileLock(f"{kept}.lock"):
-        if not kept.exists():
-            modules = [".".join(file.relative_to(_ROOT).with_suffix("").parts) for file in files]
-            _run_all(modules, n, group, kept)
-    return json.loads(kept.read_text())
+    return elsewhere.outcomes(
+        place, f"ranks-{group}", "@on_ranks(", lambda modules, kept: _run_all(modules, n, group, kept)
+    )
 
 
 def _run_all(modules: list[str], n: int, group: str, kept: Path) -> None:
@@ -137,18 +119,13 @@ def run(modules: list[str], group: str, into: str) -> None:
     for module in modules:
         importlib.import_module(module)
     file = Path(f"{into}.{os.environ['RANK']}")
-    results: dict[str, str] = dict.fromkeys(_found[group], "a test before it hung, or ended the process")
-    for name, test in _found[group].items():
+    tests = elsewhere.found[group]
+    results: dict[str, str] = dict.fromkeys(tests, "a test before it hung, or ended the process")
+    for name, test in tests.items():
         results[name] = _ENDED
         file.write_text(json.dumps(results))
         faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
-        lazytpu.metrics.reset()
-        try:
-            test()
-            lazytpu.wait()
-            results[name] = ""
-        except BaseException:
-            results[name] = traceback.format_exc()
+        results[name] = elsewhere.outcome_of(test)
         file.write_text(json.dumps(results))
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, results[name])

@@ -246,7 +246,7 @@ class Conversion(AtenInterpreter):
         """
         span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         dense = is_dense(value.layout.size, value.layout.stride)
-        if not dense or offset < 0 or prod(size) and offset + span > prod(value.layout.size):
+        if not dense or offset < 0 or 0 not in size and offset + span > prod(value.layout.size):
             raise UnsupportedOpError(
                 "as_strided reaches memory that a compiled graph does not have",
                 at=self._site.describe(),
