@@ -45,18 +45,14 @@ class Compiled:
         text: optimized HLO of one device; empty where the program did not fit.
         memory: bytes on one device.
         fits: whether the memory is enough, as far as the compiler says.
-        lower_s, compile_s: seconds.
-        flops, bytes_accessed: as XLA counts them, bodies of loops once.
+        compile_s: seconds that XLA took.
     """
 
     graph: Graph
     text: str
     memory: Memory
     fits: bool
-    lower_s: float
     compile_s: float
-    flops: float = 0.0
-    bytes_accessed: float = 0.0
 
 
 def compile_ahead(graph: Graph, topology: Topology) -> Compiled:
@@ -67,22 +63,17 @@ def compile_ahead(graph: Graph, topology: Topology) -> Compiled:
         CompileError: XLA refused the program, for another reason than its size.
     """
     with compiling_for(topology):
-        start = time.perf_counter()
         lowered = compiler.lower(graph)
-        middle = time.perf_counter()
+        start = time.perf_counter()
         try:
             compiled = compiler.compiling(graph, lowered.compile)
         except CompileError as error:
             memory = too_large(str(error), argument_bytes(graph))
             if memory is None:
                 raise
-            return Compiled(graph, "", memory, False, middle - start, time.perf_counter() - middle)
-        seconds = time.perf_counter() - middle
-        stats, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
-        memory = _memory_of(stats)
-        text = str(compiled.as_text())
-    flops, moved = float(costs.get("flops", 0.0)), float(costs.get("bytes accessed", 0.0))
-    return Compiled(graph, text, memory, True, middle - start, seconds, flops, moved)
+            return Compiled(graph, "", memory, False, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return Compiled(graph, str(compiled.as_text()), _memory_of(compiled.memory_analysis()), True, seconds)
 
 
 def argument_bytes(graph: Graph) -> int:

@@ -43,7 +43,6 @@ class Capture:
         """
         self.call: RecordedCall | None = None
         self._leaves, self._result, self._parameters, self._draws = leaves, result, parameters, draws
-        self._problem = ""
 
     def __call__(self, live: list[Storage], key: Any) -> planning.Plan:
         """Return the plan, for a graph in which the inputs that share a buffer are one."""
