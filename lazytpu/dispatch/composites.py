@@ -239,6 +239,7 @@ def tensor_split(x: Tensor, sections: Tensor, dim: int = 0) -> object:
 
 _LINEAR = aten.linear.default
 _linear_handle = _LINEAR._handle.redispatch_boxed
+_modes = torch._C._len_torch_dispatch_stack
 _BELOW_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 # Leads to torch's own derivative of `linear`, which it has for nested tensors and for devices with such a kernel.
 _WITH_GRADIENT = _BELOW_AUTOGRAD.add(torch._C.DispatchKey.AutogradNestedTensor)
@@ -249,9 +250,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Torch composes it of a transposition and ``addmm`` on most devices, which are nine nodes with their gradients.  That
     stays where one derivative for all three arguments would save a tensor that eager does not save, as the
-    user would notice who writes to it.
+    user would notice who writes to it, and under a ``TorchDispatchMode``, which may look for ``addmm``: torch's
+    counter of FLOPs does.
     """
-    if type(x) is LazyTensor and type(weight) is LazyTensor and forward_ad._current_level < 0:
+    if type(x) is LazyTensor and type(weight) is LazyTensor and forward_ad._current_level < 0 and not _modes():
         if x.requires_grad:
             way = _WITH_GRADIENT if weight.requires_grad else None
         else:

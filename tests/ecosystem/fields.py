@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,20 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.ecosystem.case import Library, Numbers
-
-
-def _drawn(seed: int, *size: int) -> torch.Tensor:
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
-
-
-def _fit(model: nn.Module, loss: Callable[[], torch.Tensor], steps: int = 3) -> float:
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        last = loss()
-        last.backward()
-        optimizer.step()
-    return last.item()
+from tests.ecosystem.steps import drawn, fit
 
 
 def decoding(device: torch.device) -> Numbers:
@@ -78,7 +64,7 @@ def lightning(device: torch.device) -> Numbers:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), 1e-2)
 
-    data = torch.utils.data.TensorDataset(_drawn(0, 64, 8), torch.arange(64) % 3)
+    data = torch.utils.data.TensorDataset(drawn(0, 64, 8), torch.arange(64) % 3)
     loader = torch.utils.data.DataLoader(data, batch_size=16)
 
     def trainer(epochs: int, precision: Any, folder: str) -> Any:
@@ -110,7 +96,7 @@ def x_transformers(device: torch.device) -> Numbers:
     layers = Decoder(dim=32, depth=2, heads=4, rotary_pos_emb=True, attn_flash=True, ff_glu=True, use_rmsnorm=True)
     model = AutoregressiveWrapper(TransformerWrapper(num_tokens=64, max_seq_len=32, attn_layers=layers)).to(device)
     ids = torch.randint(0, 64, (2, 17), generator=torch.Generator().manual_seed(0)).to(device)
-    loss = _fit(model, lambda: model(ids))
+    loss = fit(model, lambda: model(ids))
     tokens = model.eval().generate(ids[:, :4], 10, temperature=0.0).cpu()
     return {"loss": loss, "tokens": float((tokens * torch.arange(1.0, 11.0)).sum())}
 
@@ -118,11 +104,11 @@ def x_transformers(device: torch.device) -> Numbers:
 def vit(device: torch.device) -> Numbers:
     from vit_pytorch import SimpleViT, ViT
 
-    x, y, found = _drawn(0, 2, 3, 32, 32).to(device), torch.tensor([0, 1], device=device), {}
+    x, y, found = drawn(0, 2, 3, 32, 32).to(device), torch.tensor([0, 1], device=device), {}
     for kind in (ViT, SimpleViT):
         torch.manual_seed(0)
         model = kind(image_size=32, patch_size=8, num_classes=4, dim=32, depth=2, heads=2, mlp_dim=64).to(device)
-        found[kind.__name__] = _fit(model, lambda model=model: F.cross_entropy(model(x), y))
+        found[kind.__name__] = fit(model, lambda model=model: F.cross_entropy(model(x), y))
     return found
 
 
@@ -132,8 +118,8 @@ def diffusion(device: torch.device) -> Numbers:
     torch.manual_seed(0)
     net = Unet(dim=16, dim_mults=(1, 2), flash_attn=False)
     model = GaussianDiffusion(net, image_size=16, timesteps=20, sampling_timesteps=3).to(device)
-    x, noise, t = _drawn(0, 2, 3, 16, 16).to(device), _drawn(1, 2, 3, 16, 16).to(device), torch.tensor([3, 7])
-    loss = _fit(model, lambda: model.p_losses(x, t.to(device), noise=noise), steps=2)
+    x, noise, t = drawn(0, 2, 3, 16, 16).to(device), drawn(1, 2, 3, 16, 16).to(device), torch.tensor([3, 7])
+    loss = fit(model, lambda: model.p_losses(x, t.to(device), noise=noise), steps=2)
     return {"loss": loss, "samples": float(torch.isfinite(model.sample(batch_size=1)).all())}
 
 
@@ -149,7 +135,7 @@ def schedulers(device: torch.device) -> Numbers:
     for kind in (DDIMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler):
         scheduler = kind(num_train_timesteps=50)
         scheduler.set_timesteps(4, device=device)
-        x = _drawn(0, 1, 3, 16, 16).to(device) * scheduler.init_noise_sigma
+        x = drawn(0, 1, 3, 16, 16).to(device) * scheduler.init_noise_sigma
         with torch.no_grad():
             for t in scheduler.timesteps:
                 x = scheduler.step(net(scheduler.scale_model_input(x, t), t).sample, t, x).prev_sample
@@ -164,11 +150,11 @@ def schedulers(device: torch.device) -> Numbers:
 def embeddings(device: torch.device) -> Numbers:
     from pytorch_metric_learning import losses, miners
 
-    x, y, found = _drawn(0, 24, 8).to(device), (torch.arange(24) % 4).to(device), {}
+    x, y, found = drawn(0, 24, 8).to(device), (torch.arange(24) % 4).to(device), {}
     for loss in (losses.TripletMarginLoss(), losses.NTXentLoss(), losses.MultiSimilarityLoss(), losses.SupConLoss()):
         torch.manual_seed(0)
         model, miner = nn.Linear(8, 8).to(device), miners.MultiSimilarityMiner()
-        found[type(loss).__name__] = _fit(model, lambda: loss(model(x), y, miner(model(x), y)))  # noqa: B023
+        found[type(loss).__name__] = fit(model, lambda: loss(model(x), y, miner(model(x), y)))  # noqa: B023
     return found
 
 
@@ -177,7 +163,7 @@ def attributions(device: torch.device) -> Numbers:
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)).to(device)
-    x = _drawn(0, 2, 1, 8, 8).to(device).requires_grad_()
+    x = drawn(0, 2, 1, 8, 8).to(device).requires_grad_()
     return {
         "gradients": IntegratedGradients(model).attribute(x, target=1, n_steps=8).abs().sum().item(),
         "DeepLift": DeepLift(model).attribute(x, torch.zeros_like(x), target=1).abs().sum().item(),
@@ -189,12 +175,12 @@ def attributions(device: torch.device) -> Numbers:
 def segmentation(device: torch.device) -> Numbers:
     import segmentation_models_pytorch as smp
 
-    x, y, found = _drawn(0, 2, 3, 64, 64).to(device), (_drawn(1, 2, 1, 64, 64) > 0).float().to(device), {}
+    x, y, found = drawn(0, 2, 3, 64, 64).to(device), (drawn(1, 2, 1, 64, 64) > 0).float().to(device), {}
     dice = smp.losses.DiceLoss("binary")
     for kind in (smp.Unet, smp.FPN):
         torch.manual_seed(0)
         model = kind("resnet18", encoder_weights=None, classes=1).to(device).eval()
-        found[kind.__name__] = _fit(model, lambda model=model: dice(model(x), y), steps=2)
+        found[kind.__name__] = fit(model, lambda model=model: dice(model(x), y), steps=2)
     return found
 
 
@@ -206,9 +192,9 @@ def medicine(device: torch.device) -> Numbers:
 
     torch.manual_seed(0)
     model = UNet(3, 1, 2, (4, 8, 16), (2, 2), num_res_units=1).to(device)
-    x, y = _drawn(0, 2, 1, 16, 16, 16).to(device), (_drawn(1, 2, 1, 16, 16, 16) > 0).float().to(device)
+    x, y = drawn(0, 2, 1, 16, 16, 16).to(device), (drawn(1, 2, 1, 16, 16, 16) > 0).float().to(device)
     dice = DiceCELoss(to_onehot_y=True, softmax=True)
-    loss = _fit(model, lambda: dice(model(x), y), steps=2)
+    loss = fit(model, lambda: dice(model(x), y), steps=2)
     with torch.no_grad():
         windows = sliding_window_inference(x, (8, 8, 8), 2, model.eval()).abs().sum().item()
     turned = Rotate(0.3)(GaussianSmooth(1.0)(Resize((8, 8))(x[0, :, 0])))
@@ -218,10 +204,10 @@ def medicine(device: torch.device) -> Numbers:
 def speech(device: torch.device) -> Numbers:
     import torchaudio
 
-    x = _drawn(0, 1, 4000).to(device)
+    x = drawn(0, 1, 4000).to(device)
     torch.manual_seed(0)
     conformer = torchaudio.models.Conformer(16, 2, 32, 2, 3).to(device).eval()
-    out, _ = conformer(_drawn(1, 2, 10, 16).to(device), torch.tensor([10, 7]).to(device))
+    out, _ = conformer(drawn(1, 2, 10, 16).to(device), torch.tensor([10, 7]).to(device))
     return {
         "mel": torchaudio.transforms.MelSpectrogram(n_mels=20).to(device)(x).sum().item(),
         "MFCC": torchaudio.transforms.MFCC(n_mfcc=10).to(device)(x).abs().sum().item(),
@@ -267,7 +253,7 @@ def equations(device: torch.device) -> Numbers:
 def optimizers(device: torch.device) -> Numbers:
     import schedulefree
 
-    x, y, found = _drawn(0, 16, 8).to(device), (torch.arange(16) % 3).to(device), {}
+    x, y, found = drawn(0, 16, 8).to(device), (torch.arange(16) % 3).to(device), {}
     for kind in (schedulefree.AdamWScheduleFree, schedulefree.SGDScheduleFree):
         torch.manual_seed(0)
         model = nn.Linear(8, 3).to(device)
@@ -290,7 +276,7 @@ def detector(device: torch.device) -> Numbers:
     model = DetectionModel("yolov8n.yaml", nc=3, verbose=False).to(device)
     model.args = DEFAULT_CFG
     boxes = torch.tensor([[0.5, 0.5, 0.4, 0.4], [0.3, 0.3, 0.2, 0.2], [0.6, 0.6, 0.5, 0.5]])
-    batch = {"img": _drawn(0, 2, 3, 64, 64), "cls": torch.arange(3.0)[:, None], "bboxes": boxes}
+    batch = {"img": drawn(0, 2, 3, 64, 64), "cls": torch.arange(3.0)[:, None], "bboxes": boxes}
     batch["batch_idx"] = torch.tensor([0.0, 0.0, 1.0])
     loss, _ = model.train()({name: part.to(device) for name, part in batch.items()})
     loss.sum().backward()

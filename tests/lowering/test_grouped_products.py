@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import lazytpu
 from lazytpu.lowering.registry import lowering_for
@@ -91,3 +92,15 @@ def test_products_of_float8(out_dtype: torch.dtype | None, device: torch.device)
     for got, want in pairs:
         assert got.dtype == want.dtype
         torch.testing.assert_close(tensors(got.cpu().float()), tensors(want.float()), rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [F.ScalingType.TensorWise, F.ScalingType.RowWise])
+def test_scaled_mm_of_functional(recipe: F.ScalingType, device: torch.device) -> None:
+    torch.manual_seed(0)
+    a, b = (torch.randn(16, 32).to(torch.float8_e4m3fn) for _ in range(2))
+    rows = recipe == F.ScalingType.RowWise
+    scales = (torch.rand(16, 1) + 0.5, torch.rand(1, 16) + 0.5) if rows else (torch.tensor(0.5), torch.tensor(2.0))
+    want = torch._scaled_mm(a, b.t(), *scales, out_dtype=torch.bfloat16)
+    x, y, *by = [t.to(device) for t in (a, b, *scales)]
+    got = F.scaled_mm(x, y.t(), by[0], recipe, by[1], recipe, output_dtype=torch.bfloat16)
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-2, atol=1e-5)

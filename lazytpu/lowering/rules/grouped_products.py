@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from lazytpu.errors import UnsupportedOpError
 from lazytpu.lowering.registry import lowers, target_platform
 from lazytpu.lowering.rules.matmul import product
 from lazytpu.lowering.support.operands import compute_dtype
@@ -125,3 +126,19 @@ def scaled_mm(out, a, b, scale_a, scale_b, bias=None, scale_result=None, out_dty
     if scale_result is not None and out.dtype.itemsize == 1:
         found = found / scale_result.reshape(())
     return found.astype(out.dtype)
+
+
+_WHOLE, _BY_ROW = 0, 1  # of torch's ScalingType
+
+
+@lowers(aten._scaled_mm_v2.default)
+def scaled_mm_v2(
+    out, a, b, scale_a, recipe_a, _, scale_b, recipe_b, __, bias=None, out_dtype=None, dims=(), fast=False
+):
+    """``F.scaled_mm``, with a scale of the whole matrix or one for each row of ``a`` and column of ``b``."""
+    for recipe in (*recipe_a, *recipe_b):
+        if recipe not in (_WHOLE, _BY_ROW):
+            raise UnsupportedOpError(f"F.scaled_mm with ScalingType({recipe}): whole tensors and rows have scales here")
+    by_row = scale_a[0].reshape(-1, 1) if recipe_a[0] == _BY_ROW else scale_a[0].reshape(())
+    by_column = scale_b[0].reshape(1, -1) if recipe_b[0] == _BY_ROW else scale_b[0].reshape(())
+    return scaled_mm(out, a, b, by_row, by_column, bias)
