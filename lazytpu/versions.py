@@ -45,6 +45,7 @@ PRIVATE_TORCH = (
     "_C._dispatch_has_kernel_for_dispatch_key",
     "_C._functorch.is_functorch_wrapped_tensor",
     "_C._get_privateuse1_backend_name",
+    "_C._is_tracing",
     "_C._len_torch_dispatch_stack",
     "_C._set_only_lift_cpu_tensors",
     "_C._to_dlpack",

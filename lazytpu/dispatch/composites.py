@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -235,6 +235,25 @@ def rrelu_with_noise(x: Tensor, noise: Tensor, *args: object, **kwargs: object) 
 def tensor_split(x: Tensor, sections: Tensor, dim: int = 0) -> object:
     """``torch.tensor_split`` with its sections in a tensor, which torch wants on the CPU: it reads them."""
     return aten.tensor_split.tensor_indices_or_sections.decompose(x, sections.cpu(), dim)
+
+
+_is_traced: Callable[[], bool] = torch._C._is_tracing
+
+
+def convolution(recorded: Callable[..., object]) -> Callable[..., object]:
+    """Return the kernel of a convolution.
+
+    ``torch.jit.trace`` looks for ``_convolution``, which torch composes it of on other devices, and takes the result of
+    anything else for a constant.
+    """
+
+    def kernel(*args: object) -> object:
+        if _is_traced():
+            found: object = aten._convolution.default(*args, False, False, False, False)
+            return found
+        return recorded(*args)
+
+    return kernel
 
 
 _LINEAR = aten.linear.default

@@ -220,6 +220,8 @@ def kernel_for(overload: OpOverload) -> Any:
     if foreach_kernels.can_take(op) and op.returns is None:
         return foreach_kernels.functional(op, general)
     made = generated.functional(op, general) if generated.can_generate(op) and _returns_tensors(overload) else general
+    if overload is aten.convolution.default:
+        return composites.convolution(made)
     return unsafe_view(made) if overload is aten._unsafe_view.default else made
 
 

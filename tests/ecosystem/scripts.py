@@ -171,6 +171,15 @@ SCRIPTS = [
     ),
     Script(
         EXAMPLES,
+        "reinforcement_learning",
+        ("actor_critic.py",),
+        "an actor and a critic, until CartPole is solved; on the CPU, as above",
+        r"(Solved)",
+        needs=("gymnasium",),
+        label="actor_critic",
+    ),
+    Script(
+        EXAMPLES,
         "time_sequence_prediction",
         ("train.py", "--steps", "1"),
         "a step of L-BFGS; on the CPU: the script names no device, its data is numpy's",
