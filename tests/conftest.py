@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support import xla_flags
+
 os.environ["LAZYTPU_DISK_CACHE"] = "0"  # tests compile, whatever the user's cache holds; read at import
 os.environ.setdefault("LAZYTPU_COMPILE_AFTER", "1")  # and at once; tests/runtime/test_tiers.py is about the default
-# Most of the suite's time was LLVM's; what is about numerics compiles with its optimisations (`optimized`).
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Most of the suite's time was the compiler's; what is about numerics compiles as users do (`optimized`).
+os.environ.setdefault("XLA_FLAGS", xla_flags.QUICK)
 
 import lazytpu
 import lazytpu.errors
@@ -61,10 +63,9 @@ def nothing_pending() -> Iterator[None]:
 
 @pytest.fixture
 def optimized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile with LLVM's optimisations, as users do."""
+    """Compile as users do."""
     options_for = compiler.options_for
-    level = {"xla_backend_optimization_level": "3"}
-    monkeypatch.setattr(compiler, "options_for", lambda graph: {**options_for(graph), **level})
+    monkeypatch.setattr(compiler, "options_for", lambda graph: {**options_for(graph), **xla_flags.AS_USERS})
 
 
 @pytest.fixture

@@ -69,9 +69,8 @@ def printed_by(page: Path, folder: Path) -> list[str]:
             from tests.support.page_program import run_program
             Path({str(printed)!r}).write_text(json.dumps([*run_program({texts!r}, {file!r})]))
         """
-        done = run_code(
-            program, cwd=folder, LAZYTPU_DISK_CACHE="0", LAZYTPU_COMPILE_AFTER="2"
-        )  # as users have it, but what is on disk
+        settings = {"LAZYTPU_DISK_CACHE": "0", "LAZYTPU_COMPILE_AFTER": "2"}  # as users have it, but what is on disk
+        done = run_code(program, cwd=folder, loaded=("lazytpu", "torch._dynamo.backends.registry"), **settings)
         assert done.returncode == 0, f"{page} failed:\n{done.stderr}"
         return json.loads(printed.read_text())
 

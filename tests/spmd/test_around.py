@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import lazytpu
 from lazytpu import spmd
 from lazytpu.runtime import client
+from tests.support import xla_flags
 from tests.support.eight_devices import eight_devices
 from tests.support.processes import run_code
 
@@ -144,9 +145,8 @@ def test_the_disk_cache_keeps_programs_of_many_devices() -> None:
             lazytpu.mark_step()
         print(y.sum().item(), spmd.sharding_of(x).spec, *map(lazytpu.metrics.counter, ("compile", "disk_hit")))
     """
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"XLA_FLAGS": flags, "LAZYTPU_DISK_CACHE": "1", "LAZYTPU_DISK_CACHE_DIR": folder}
+        settings = {"XLA_FLAGS": xla_flags.devices(8), "LAZYTPU_DISK_CACHE": "1", "LAZYTPU_DISK_CACHE_DIR": folder}
         printed = []
         for _ in range(2):
             done = run_code(code, **settings)

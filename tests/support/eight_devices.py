@@ -16,12 +16,11 @@ import os
 import sys
 from pathlib import Path
 
-from tests.support import elsewhere
+from tests.support import elsewhere, xla_flags
 from tests.support.elsewhere import Test
 from tests.support.processes import run_code
 
 _HERE = "LAZYTPU_TEST_DEVICES"
-_FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 
 
 def eight_devices(test: Test) -> Test:
@@ -48,7 +47,12 @@ def _results(place: Path, group: str) -> dict[str, str]:
 
     def run_all(modules: list[str], kept: Path) -> None:
         code = f"from tests.support import eight_devices as e; e.run({modules!r}, {group!r}, {str(kept)!r})"
-        settings = {"XLA_FLAGS": _FLAGS, "LAZYTPU_DISK_CACHE": "0", "LAZYTPU_COMPILE_AFTER": "1", _HERE: "8"}
+        settings = {
+            "XLA_FLAGS": xla_flags.devices(8),
+            "LAZYTPU_DISK_CACHE": "0",
+            "LAZYTPU_COMPILE_AFTER": "1",
+            _HERE: "8",
+        }
         done = run_code(code, **settings)
         assert kept.exists(), done.stderr
 

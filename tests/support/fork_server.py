@@ -1,5 +1,6 @@
-"""A process that has imported torch and jax, but not lazytpu, and forks for each program: most of a start saved.
+"""A process that has imported torch and jax and forks for each program: most of a start saved.
 
+It imports lazytpu, which reads the environment then, only where its arguments name it, and what else they name.
 It answers each line of JSON on its standard input with one on its standard output: a program to start with its
 process id, a process id with the exit status of the process.
 """
@@ -7,6 +8,7 @@ process id, a process id with the exit status of the process.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -15,6 +17,7 @@ import types
 from typing import Any
 
 _TIMEOUT_S = 300
+_forked: list[dict[str, Any]] = []  # what modules of the arguments want to be called at forks
 
 
 def serve() -> dict[str, Any]:
@@ -23,6 +26,10 @@ def serve() -> dict[str, Any]:
     import torch._subclasses.fake_tensor
     import torch.fx.experimental.symbolic_shapes  # noqa: F401  with sympy, which the first op would import
 
+    register, os.register_at_fork = os.register_at_fork, lambda **calls: _forked.append(calls)
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    os.register_at_fork = register
     gc.freeze()  # or the collector of each child would copy the pages of all modules
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
@@ -45,6 +52,10 @@ def become(request: dict[str, Any]) -> dict[str, Any]:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for stream, file in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(os.path.join(request["streams"], file), os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    for calls in _forked:  # this fork is a start to them
+        os.register_at_fork(**calls)
+    if "lazytpu" in sys.modules:
+        sys.modules["lazytpu.torch_backend.fork"]._home_process = os.getpid()
     signal.alarm(_TIMEOUT_S)
     sys.argv = ["-c", *request["arguments"]]
     sys.path[0] = ""

@@ -18,10 +18,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_code(
-    code: str, *arguments: object, cwd: str | Path = ROOT, **environment: str
+    code: str, *arguments: object, cwd: str | Path = ROOT, loaded: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in a fresh process, as ``python -c CODE ARGUMENTS`` does, and return what it printed."""
-    return start_code(code, *arguments, cwd=cwd, **environment).wait()
+    """Run a program in a fresh process, as ``python -c CODE ARGUMENTS`` does, and return what it printed.
+
+    Args:
+        loaded: modules that are imported before, once for all programs with these modules and variables.
+    """
+    return start_code(code, *arguments, cwd=cwd, loaded=loaded, **environment).wait()
 
 
 def run_script(script: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +47,9 @@ def run_python(*arguments: object, cwd: str | Path = ROOT, **environment: str) -
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=600, check=False)
 
 
-def start_code(code: str, *arguments: object, cwd: str | Path = ROOT, **environment: str) -> Running:
+def start_code(
+    code: str, *arguments: object, cwd: str | Path = ROOT, loaded: tuple[str, ...] = (), **environment: str
+) -> Running:
     """Start a program in a fresh process; variables of the environment are added to those of this process.
 
     Python, torch and jax have read theirs already: use `run_python` where these are to be other ones.
@@ -56,7 +62,8 @@ def start_code(code: str, *arguments: object, cwd: str | Path = ROOT, **environm
         "environment": {**os.environ, "PYTHONPATH": str(ROOT), **environment},
         "streams": streams.name,
     }
-    return Running(_server().ask(request), streams)
+    server = _server(loaded, tuple(environment.items()) if loaded else ())
+    return Running(server, server.ask(request), streams)
 
 
 @dataclass
@@ -64,16 +71,18 @@ class Running:
     """A process that runs.
 
     Attributes:
+        server: what started it.
         pid: its process id.
         streams: the folder that holds what it prints.
     """
 
+    server: _Server
     pid: int
     streams: TemporaryDirectory[str]
 
     def wait(self) -> subprocess.CompletedProcess[str]:
         """Return what it printed, once it has ended; a process that takes too long ends by an alarm."""
-        status = _server().ask({"wait": self.pid})
+        status = self.server.ask({"wait": self.pid})
         out, err = (Path(self.streams.name, name).read_text() for name in ("stdout", "stderr"))
         self.streams.cleanup()
         return subprocess.CompletedProcess([], status, out, err)
@@ -82,9 +91,9 @@ class Running:
 class _Server:
     """The process of `fork_server.py`."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
-        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    def __init__(self, loaded: tuple[str, ...], environment: dict[str, str]) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("fork_server.py")), *loaded]
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
         variables.pop("PYTHONDONTWRITEBYTECODE", None)  # or each program would compile the package's source
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
@@ -98,5 +107,5 @@ class _Server:
 
 
 @cache
-def _server() -> _Server:
-    return _Server()
+def _server(loaded: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> _Server:
+    return _Server(loaded, dict(environment))

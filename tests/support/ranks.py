@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tests.support import elsewhere
+from tests.support import elsewhere, xla_flags
 from tests.support.elsewhere import Test
 from tests.support.processes import start_code
 
@@ -93,7 +93,7 @@ def _run_all(modules: list[str], n: int, group: str, kept: Path) -> None:
     shared = {_HERE: str(n), "WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1"}
     shared |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "LAZYTPU_DISK_CACHE": "0", "JAX_PLATFORMS": "cpu"}
     shared |= {"LAZYTPU_COMPILE_AFTER": "2"}
-    shared |= {"XLA_FLAGS": "--xla_backend_optimization_level=0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    shared |= {"XLA_FLAGS": xla_flags.QUICK, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     running = [start_code(code, **shared, RANK=str(r), LOCAL_RANK=str(r)) for r in range(n)]
     ended = [r.wait() for r in running]
     parts = [Path(f"{kept}.{r}") for r in range(n)]

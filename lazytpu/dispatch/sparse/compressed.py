@@ -74,17 +74,9 @@ def _title(x: Tensor) -> str:
 
 
 def _all_parts(x: Tensor) -> tuple[Tensor, ...]:
-    if x.device.type == "cpu":
-        return (
-            (x.crow_indices(), x.col_indices(), x.values())
-            if x.layout is CSR
-            else (
-                x.ccol_indices(),
-                x.row_indices(),
-                x.values(),
-            )
-        )
-    return (*compressed_of(x), values_of(x))
+    if x.layout is CSR:
+        return x.crow_indices(), x.col_indices(), x.values()
+    return x.ccol_indices(), x.row_indices(), x.values()
 
 
 @kernel("add.Tensor", keys=_HERE)

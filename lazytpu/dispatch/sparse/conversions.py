@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -21,7 +22,6 @@ from lazytpu.dispatch.sparse.parts import (
     for_coo,
     indices_of,
     kernel,
-    numel,
     pairs_of,
     sparse_size,
     starts_of,
@@ -44,7 +44,7 @@ def to_dense(x: Tensor, dtype: torch.dtype | None = None, masked_grad: bool | No
     if dtype is not None:
         raise RuntimeError("dtype argument is not supported by sparse_to_dense")
     size = sparse_size(x)
-    return add_up(flat_indices(indices_of(x), size), values_of(x), numel(size)).view(x.shape)
+    return add_up(flat_indices(indices_of(x), size), values_of(x), prod(size)).view(x.shape)
 
 
 @kernel("_to_dense", keys=(for_compressed,))
@@ -92,7 +92,7 @@ def to_sparse(
         there = there.flatten(count).any(-1)
     indices = there.nonzero().t().contiguous()
     flat = flat_indices(indices, x.shape[:count])
-    values = x.reshape(numel(x.shape[:count]), *x.shape[count:]).index_select(0, flat)
+    values = x.reshape(prod(x.shape[:count]), *x.shape[count:]).index_select(0, flat)
     return coo(indices, values, x.shape, True)
 
 
@@ -152,9 +152,9 @@ def _to_compressed(x: Tensor, layout: torch.layout, dense_dim: int | None) -> Te
 
 def _transposed_csr(x: Tensor) -> Tensor:
     """Return a matrix as a CSC tensor, whose parts are those of its transposition's CSR tensor."""
-    rows, columns = pairs_of(x if x.layout is not torch.strided else to_sparse(x))
-    values = values_of(x) if x.layout is not torch.strided else values_of(to_sparse(x))
-    turned = coalesced(coo(torch.stack([columns, rows]), values, (x.shape[1], x.shape[0]), False))
+    x = to_sparse(x) if x.layout is torch.strided else x
+    rows, columns = pairs_of(x)
+    turned = coalesced(coo(torch.stack([columns, rows]), values_of(x), (x.shape[1], x.shape[0]), False))
     found = _to_compressed(turned, CSR, None)
     starts, plain = compressed_of(found)
     return compressed(starts, plain, values_of(found), x.shape, CSC)

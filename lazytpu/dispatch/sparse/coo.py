@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from lazytpu.dispatch.sparse.parts import (
     flat_indices,
     indices_of,
     kernel,
-    numel,
     sparse_size,
     values_of,
     with_values,
@@ -147,7 +147,7 @@ def values_at(x: Tensor, mask: Tensor) -> Tensor:
     """Return the values of a dense tensor at the places of a COO tensor of its sizes, [n, *dense]."""
     size = sparse_size(mask)
     flat = flat_indices(indices_of(mask), size)
-    return x.reshape(numel(size), *mask.shape[len(size) :]).index_select(0, flat)
+    return x.reshape(prod(size), *mask.shape[len(size) :]).index_select(0, flat)
 
 
 @kernel("_sparse_mask_projection")

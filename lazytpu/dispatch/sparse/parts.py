@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import TypeVar
 
 import torch
@@ -150,8 +149,3 @@ def add_up(positions: Tensor, values: Tensor, count: int) -> Tensor:
 def to_device(host: Tensor) -> Tensor:
     """Return a CPU tensor on the device."""
     return host.to(LazyTensor.device_type)
-
-
-def numel(size: Sequence[int]) -> int:
-    """Return the number of elements of a size."""
-    return prod(size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from lazytpu.dispatch.sparse.parts import (
     host_indices,
     indices_of,
     kernel,
-    numel,
     sparse_first,
     sparse_size,
     to_device,
@@ -139,7 +139,7 @@ def add(a: Tensor | complex, b: Tensor | complex, *, alpha: complex = 1) -> Tens
         flat = flat_indices(indices_of(b), size)
         values = values_of(b).to(dtype) * alpha if alpha != 1 else values_of(b).to(dtype)
         total = a.to(dtype).clone(memory_format=torch.contiguous_format)
-        total.view(numel(size), *b.shape[len(size) :]).index_add_(0, flat, values)
+        total.view(prod(size), *b.shape[len(size) :]).index_add_(0, flat, values)
         return total
     if a.shape != b.shape:
         raise RuntimeError(
@@ -293,7 +293,7 @@ def _groups(x: Tensor, dim: int) -> tuple[Tensor, int]:
     others = [d for d in range(x.sparse_dim()) if d != dim]
     return flat_indices(torch.stack([indices_of(x)[d] for d in others]), size) if others else torch.zeros(
         x._nnz(), dtype=torch.int64, device=x.device
-    ), numel(size)
+    ), prod(size)
 
 
 def _normalized(x: Tensor, dim: int, log: bool) -> Tensor:

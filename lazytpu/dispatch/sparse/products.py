@@ -61,7 +61,7 @@ def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: complex = 1, alpha: complex 
 def _raise_as_on_the_cpu(x: Tensor, a: Tensor, b: Tensor) -> None:
     """Raise what the CPU raises of tensors without a value."""
 
-    def stand_in(t: Tensor) -> Tensor:
+    def sample(t: Tensor) -> Tensor:
         if t.layout is torch.strided:
             return torch.zeros((), dtype=t.dtype, device="cpu").expand(t.shape)
         one = int(t.numel() > 0)
@@ -69,7 +69,7 @@ def _raise_as_on_the_cpu(x: Tensor, a: Tensor, b: Tensor) -> None:
         sparse = torch.sparse_coo_tensor(places, torch.zeros(one, dtype=t.dtype, device="cpu"), t.shape)
         return sparse if t.layout is COO or t.dim() != 2 else sparse.to_sparse(layout=t.layout)
 
-    torch.addmm(*(stand_in(t) for t in (x, a, b)))
+    torch.addmm(*(sample(t) for t in (x, a, b)))
     raise UnsupportedOpError(
         f"a product of {a.layout} and {b.layout} with a sum of {x.layout}", fix="convert one of them with to_dense()"
     )

@@ -174,6 +174,13 @@ def test_coalescing_reads_places_and_no_values() -> None:
     assert "aten.mul" in lazytpu.ir_text(z.values())
 
 
+def test_a_dense_matrix_is_read_once_for_csc() -> None:
+    x = torch.eye(3).to(lazytpu.device())
+    lazytpu.metrics.reset()
+    assert (x + 1).to_sparse_csc()._nnz() == 9
+    assert lazytpu.metrics.counter("cut") == 2  # where it is not zero, and the number of values in each column
+
+
 KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "pickle": lambda x: pickle.loads(pickle.dumps(x)),
     "save": lambda x: loaded(x),
