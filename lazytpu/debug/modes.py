@@ -14,7 +14,7 @@ import torch
 
 from lazytpu.config import config
 from lazytpu.debug import eager_mode as each_op
-from lazytpu.ir.op_schema import display_name, functional_twin
+from lazytpu.ir.op_schema import display_name, functional_variant
 from lazytpu.ir.tree import Node, trace
 from lazytpu.location.site import is_user_file
 from lazytpu.observers import Observer
@@ -114,7 +114,7 @@ def _problem_with(op: str) -> str:
     if packet is None or overload and not hasattr(packet, overload):
         return f"there is no op {op!r}"
     found = [getattr(packet, each) for each in ([overload] if overload else packet.overloads())]
-    variants = [functional_twin(each) if each._schema.is_mutable else None for each in found]
+    variants = [functional_variant(each) if each._schema.is_mutable else None for each in found]
     recorded = next(filter(None, variants), None)
     if recorded is None or not all(each._schema.is_mutable for each in found):
         return ""

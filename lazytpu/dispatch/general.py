@@ -169,10 +169,10 @@ def _check_bounds(geometry: Geometry, root: Layout) -> None:
         )
 
 
-def in_place(overload: OpOverload, twin: OpOverload) -> Kernel:
+def in_place(overload: OpOverload, variant: OpOverload) -> Kernel:
     """Return the kernel of an op that writes to its arguments: it records the functional variant, then points the
     storages at its results."""
-    op = op_of(overload, twin)
+    op = op_of(overload, variant)
     schema = overload._schema
     written = [op.positions[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     read = [i for i, a in enumerate(op.arguments) if a.kind in ("tensor", "tensors") and i not in written]

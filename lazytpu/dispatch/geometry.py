@@ -13,7 +13,7 @@ import torch
 
 from lazytpu.dispatch.general import META, Kernel, call_meta, layouts_of
 from lazytpu.dispatch.handwritten import kernel
-from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
+from lazytpu.ir.op_schema import OpOverload, aten, functional_variant, op_of
 from lazytpu.ir.tree import trace
 from lazytpu.ir.types import is_dense
 from lazytpu.tensors.layout import Layout, geometry_of, root_layout
@@ -31,7 +31,7 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 
 def in_place_view(overload: OpOverload) -> Kernel:
     """Return the kernel of an op such as ``t_``: the layout that ``t`` gives becomes the tensor's own."""
-    plain = functional_twin(overload)
+    plain = functional_variant(overload)
     assert plain is not None, overload
     op = op_of(plain)
 

@@ -35,8 +35,8 @@ def _kernel(overload: OpOverload) -> Callable[..., Tensor]:
     return transform
 
 
-def _out_kernel(overload: OpOverload, twin: OpOverload) -> Callable[..., object]:
-    in_half = with_out(overload, twin)
+def _out_kernel(overload: OpOverload, variant: OpOverload) -> Callable[..., object]:
+    in_half = with_out(overload, variant)
 
     def transform(x: Tensor, *args: object, **kwargs: object) -> object:
         if x.dtype is torch.float16:

@@ -15,7 +15,7 @@ from lazytpu.tracing.record import cell_of, lock
 from lazytpu.tracing.transaction import write_cast
 
 
-def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
+def with_out(overload: OpOverload, variant: OpOverload) -> Kernel:
     """Return the kernel of an ``out=`` overload: the functional variant, then a copy into what was given."""
     names = [a.name for a in overload._schema.arguments if a.is_out]
     positions = {a.name: i for i, a in enumerate(overload._schema.arguments)}
@@ -30,10 +30,10 @@ def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
         flat_outs = flat(outs)
         rest = {k: v for k, v in kwargs.items() if k not in names}
         with lock:
-            check_outputs(overload, twin, args, kwargs, names)
+            check_outputs(overload, variant, args, kwargs, names)
             if may_alias(flat_outs, flat([*given, *rest.values()]), pointwise=pointwise):
                 check_overlap(overload, args, kwargs)
-            results = twin(*given, **_factory_arguments(twin, outs, rest))
+            results = variant(*given, **_factory_arguments(variant, outs, rest))
             results = flat(results if isinstance(results, (list, tuple)) else [results])
             for out, result in zip(flat_outs, results, strict=True):
                 if out.shape != result.shape:
@@ -44,11 +44,11 @@ def with_out(overload: OpOverload, twin: OpOverload) -> Kernel:
     return kernel
 
 
-def _factory_arguments(twin: OpOverload, outs: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, object]:
-    names = {a.name for a in twin._schema.arguments}
+def _factory_arguments(variant: OpOverload, outs: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, object]:
+    names = {a.name for a in variant._schema.arguments}
     if "device" in names and outs:
         return {**kwargs, "device": outs[0].device, **({"dtype": outs[0].dtype} if "dtype" in names else {})}
-    if "dtype" in names and "dtype" not in kwargs and outs and twin._schema.name in _DTYPE_OF_OUT:
+    if "dtype" in names and "dtype" not in kwargs and outs and variant._schema.name in _DTYPE_OF_OUT:
         return {**kwargs, "dtype": outs[0].dtype}
     return kwargs
 

@@ -31,7 +31,7 @@ from lazytpu.dispatch.handwritten import special
 from lazytpu.dispatch.outputs import with_out
 from lazytpu.dispatch.sparse import registration as sparse
 from lazytpu.errors import VersionError
-from lazytpu.ir.op_schema import OpOverload, aten, functional_twin, op_of
+from lazytpu.ir.op_schema import OpOverload, aten, functional_variant, op_of
 from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.registry import rule_of
 from lazytpu.tensors.tensor import LazyTensor
@@ -200,11 +200,11 @@ def kernel_for(overload: OpOverload) -> Any:
             else general
         )
     if overload._schema.is_mutable:
-        twin = functional_twin(overload)
-        if twin is None or not can_lower(twin):
+        variant = functional_variant(overload)
+        if variant is None or not can_lower(variant):
             return cpu_fallback.fallback(overload)
-        general = scalar_checks.checked_when_new(overload, in_place(overload, twin))
-        op = op_of(overload, twin)
+        general = scalar_checks.checked_when_new(overload, in_place(overload, variant))
+        op = op_of(overload, variant)
         if not _writes_first_only(overload):
             return general
         if not overload._schema.returns:
@@ -231,8 +231,8 @@ def _returns_tensors(overload: OpOverload) -> bool:
 
 
 def _with_out(overload: OpOverload) -> object:
-    twin = functional_twin(overload)
-    return with_out(overload, twin) if twin is not None else cpu_fallback.fallback(overload)
+    variant = functional_variant(overload)
+    return with_out(overload, variant) if variant is not None else cpu_fallback.fallback(overload)
 
 
 def _made_when_called(make: Callable[[], object]) -> object:

@@ -44,8 +44,8 @@ class DeviceLoader:
     training loop needs no call of its own.  After a ``break`` the step is left open.
 
     Args:
-        loader: any iterable of batches, such as a ``torch.utils.data.DataLoader``.  A batch is a tensor or any nest of
-            tuples, lists, dictionaries and other pytrees.  What has a method ``to`` is moved, the rest stays as it is.
+        loader: any iterable of batches, such as a ``torch.utils.data.DataLoader``.  A batch is a tensor or a pytree
+            (tuples, lists, dictionaries, ...).  What has a method ``to`` is moved, the rest stays as it is.
         device: where to; by default the lazy device.
         prefetch: how many batches may wait on the device.
         progress: shows a progress bar (needs the package ``rich``).

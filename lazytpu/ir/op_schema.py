@@ -152,7 +152,7 @@ _ops: dict[tuple[OpOverload, OpOverload], Op] = {}
 
 
 def op_of(overload: OpOverload, recorded: OpOverload | None = None) -> Op:
-    """The `Op` of an overload; ``recorded`` is its functional twin where it writes to an argument."""
+    """The `Op` of an overload; ``recorded`` is its functional variant where it writes to an argument."""
     recorded = recorded or overload
     op = _ops.get((overload, recorded))
     if op is None:
@@ -176,7 +176,7 @@ def op_of(overload: OpOverload, recorded: OpOverload | None = None) -> Op:
 
 
 def _match_schemas(op: Op) -> None:
-    """Notes where the schema of an in-place op differs from that of its functional twin."""
+    """Notes where the schema of an in-place op differs from that of its functional variant."""
     theirs = {a.name: (i, a) for i, a in enumerate(op.overload._schema.arguments)}
     ours = op.recorded._schema.arguments
     if any(a.name not in theirs or theirs[a.name][0] != i for i, a in enumerate(ours)):
@@ -214,9 +214,9 @@ def _kind(type_text: str, name: str, attribute_scalars: set[str]) -> str:
     return "list" if inner.startswith("List[") else "attr"
 
 
-def functional_twin(overload: OpOverload) -> OpOverload | None:
+def functional_variant(overload: OpOverload) -> OpOverload | None:
     """The functional overload that computes what an in-place or ``out=`` overload writes."""
-    explicit = _TWINS.get(str(overload).removeprefix("aten."))
+    explicit = _VARIANTS.get(str(overload).removeprefix("aten."))
     if explicit is not None:
         packet, _, name = explicit.partition(".")
         return _find(packet, name or "default")
@@ -227,13 +227,13 @@ def functional_twin(overload: OpOverload) -> OpOverload | None:
         packet = packet[:-1]
     same_packet = getattr(aten, packet, None)
     names = [] if same_packet is None else same_packet.overloads()
-    twins = [
-        found for found in (_find(packet, name) for name in names) if found is not None and _is_twin(overload, found)
+    variants = [
+        found for found in (_find(packet, name) for name in names) if found is not None and _is_variant(overload, found)
     ]
-    return min(twins, key=lambda found: len(found._schema.arguments), default=None)
+    return min(variants, key=lambda found: len(found._schema.arguments), default=None)
 
 
-def _is_twin(overload: OpOverload, found: OpOverload) -> bool:
+def _is_variant(overload: OpOverload, found: OpOverload) -> bool:
     """Whether ``found`` is functional and takes the arguments of ``overload``; others have defaults."""
     wanted = {a.name: str(a.real_type) for a in overload._schema.arguments if not a.is_out}
     shared = [a.name for a in found._schema.arguments if wanted.get(a.name) == str(a.real_type)]
@@ -249,8 +249,8 @@ def _find(packet: str, name: str) -> OpOverload | None:
     return found
 
 
-# In-place and out= overloads whose functional twin has another name.
-_TWINS = {
+# In-place and out= overloads whose functional variant has another name.
+_VARIANTS = {
     "bernoulli_.float": "bernoulli.p",
     "bernoulli_.Tensor": "bernoulli.Tensor",
     "normal_.default": "normal_functional",

@@ -16,7 +16,7 @@ from lazytpu.lowering.registry import dynamic_arguments
 _ASIDE = object()  # begins a key that no op has
 
 
-def twin_with_other_numbers(node: Node) -> tuple[Node | None, tuple[int, ...]]:
+def node_with_other_scalars(node: Node) -> tuple[Node | None, tuple[int, ...]]:
     """Return a known node that differs from a new one in nothing, or only in numbers its rule takes as inputs.
 
     It is a sibling, or, where an earlier number of this step was made dynamic, the node at the same place of

@@ -266,7 +266,7 @@ def _miss(
     still stands there is seen when the node is committed.
     """
     node = _new_node(parent, op, key, bound, layouts, ())
-    other, changed = dynamic_scalars.twin_with_other_numbers(node)
+    other, changed = dynamic_scalars.node_with_other_scalars(node)
     trace.shadow = other
     if changed and other is not None:
         dynamic_scalars.set_aside(other)

@@ -47,7 +47,7 @@ class _Named:
 
 
 class Guards:
-    """The surroundings of a function as they were when this was made.
+    """The context of a function as it was when this was made.
 
     Attributes:
         modules, optimizers, parameters: what was found there.

@@ -29,7 +29,7 @@ def save(state: State, folder: str | os.PathLike[str]) -> None:
     """Save a state to a folder, which is complete or not there at all, whenever the process ends.
 
     Args:
-        state: any nest of dictionaries and lists of tensors and other values, such as state dicts.
+        state: any pytree of dictionaries and lists of tensors and other values, such as state dicts.
         folder: that is made.
 
     Raises:
