@@ -40,12 +40,12 @@ _SHORT[torch.complex32] = "c32"
 
 
 def supported() -> set[torch.dtype]:
-    """The dtypes that have a counterpart in XLA."""
+    """Return the dtypes that have a counterpart in XLA."""
     return set(_TO_NUMPY)
 
 
 def to_numpy(dtype: torch.dtype) -> np.dtype:
-    """The numpy (and jax) dtype of a torch dtype.
+    """Return the numpy (and jax) dtype of a torch dtype.
 
     Raises:
         TypeError: the dtype has no XLA counterpart (quantized types).
@@ -57,7 +57,7 @@ def to_numpy(dtype: torch.dtype) -> np.dtype:
 
 
 def to_torch(dtype: object) -> torch.dtype:
-    """The torch dtype of a numpy or jax dtype.
+    """Return the torch dtype of a numpy or jax dtype.
 
     Raises:
         TypeError: torch has no such dtype.

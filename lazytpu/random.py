@@ -22,7 +22,7 @@ class Generator:
         self.seed, self.counter = seed & _MASK, 0
 
     def next_key(self) -> tuple[int, int]:
-        """The key of the next random op."""
+        """Return the key of the next random op."""
         self.counter += 1
         return self.seed, self.counter
 
@@ -31,18 +31,18 @@ default_generator = Generator(torch.initial_seed())
 
 
 def manual_seed(seed: int) -> None:
-    """Starts the sequence of ``seed`` from its beginning; ``torch.manual_seed`` calls this too."""
+    """Start the sequence of ``seed`` from its beginning; ``torch.manual_seed`` calls this too."""
     default_generator.seed, default_generator.counter = int(seed) & _MASK, 0
 
 
 def seed() -> int:
-    """Sets a seed from the system's entropy and returns it."""
+    """Set a seed from the system's entropy and return it."""
     manual_seed(int.from_bytes(os.urandom(8), "little"))
     return default_generator.seed
 
 
 def initial_seed() -> int:
-    """The seed in force."""
+    """Return the seed in force."""
     return default_generator.seed
 
 
@@ -53,7 +53,7 @@ def get_rng_state() -> torch.Tensor:
 
 
 def set_rng_state(state: torch.Tensor) -> None:
-    """Restores what `get_rng_state` returned.
+    """Restore what `get_rng_state` returned.
 
     Raises:
         ValueError: ``state`` is not a ``uint8`` tensor of 16 elements.
@@ -66,7 +66,7 @@ def set_rng_state(state: torch.Tensor) -> None:
 
 
 def key_from(generator: torch.Generator | None) -> tuple[int, int]:
-    """The key of a random op: from the default generator, or drawn from a ``torch.Generator``."""
+    """Return the key of a random op: from the default generator, or drawn from a ``torch.Generator``."""
     if generator is None:
         return default_generator.next_key()
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator)) & _MASK, 0

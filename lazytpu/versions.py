@@ -125,7 +125,7 @@ PASSING_OPS = {
 
 
 def check() -> None:
-    """Checks the installed torch and jax.
+    """Check the installed torch and jax.
 
     Raises:
         VersionError: one of them is outside `SUPPORTED`, or torch lacks something of `PRIVATE_TORCH`.
@@ -136,7 +136,7 @@ def check() -> None:
 
 
 def check_version(package: str, version: str) -> None:
-    """Raises `VersionError` unless ``version`` of ``package`` is supported."""
+    """Raise `VersionError` unless ``version`` of ``package`` is supported."""
     first, beyond = SUPPORTED[package]
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
     if not first <= numbers < beyond:
@@ -147,7 +147,7 @@ def check_version(package: str, version: str) -> None:
 
 
 def check_private(version: str) -> None:
-    """Raises `VersionError` for the first name of `PRIVATE_TORCH` that torch does not have."""
+    """Raise `VersionError` for the first name of `PRIVATE_TORCH` that torch does not have."""
     for path in PRIVATE_TORCH:
         try:
             pkgutil.resolve_name(f"torch.{path}")
@@ -159,7 +159,7 @@ def check_private(version: str) -> None:
 
 
 def passing_op(name: str) -> Iterator[torch._ops.OpOverload]:
-    """The overload of that name, which is one of `PASSING_OPS`, or nothing if this torch does not have it."""
+    """Return the overload of that name, which is one of `PASSING_OPS`, or nothing if this torch does not have it."""
     if name not in PASSING_OPS:
         raise KeyError(f"{name} is not listed in PASSING_OPS")
     namespace, packet, overload = name.split(".")

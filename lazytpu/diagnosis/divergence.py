@@ -38,7 +38,7 @@ def divergence(node: Node, siblings: list[Node], context: Context) -> tuple[Caus
 
 
 def _is_one_call(node: Node, other: Node, cause: Cause) -> bool:
-    """Whether two lines call one module with inputs of other types: of one type, they would share a graph."""
+    """Return whether two lines call one module with inputs of other types: of one type, they would share a graph."""
     is_batch = cause.kind == "input" and not cause.given.startswith(("parameter", "buffer", "state"))
     return is_batch and bool(node.site.module) and node.site.module == other.site.module
 

@@ -48,7 +48,7 @@ class Usage:
     record_s: float = 0.0
 
     def is_due(self) -> bool:
-        """Whether the run that begins is to be waited for and timed, which takes as long as a few short ones."""
+        """Return whether the run that begins is to be waited for and timed, which takes as long as a few short ones."""
         if self.run_s and self.runs != 2:
             if self.runs % _TIMED_EVERY or time.perf_counter() - self.timed_at < _TIMED_AFTER_S:
                 return False
@@ -241,7 +241,7 @@ def cut(reason: str, line: str) -> None:
 
 
 def is_resumed() -> bool:
-    """Whether the graph that is recorded, or is being cut, begins after a cut that something forced."""
+    """Return whether the graph that is recorded, or is being cut, begins after a cut that something forced."""
     return _resumed == trace.recorded_step
 
 

@@ -34,7 +34,7 @@ def native_multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The inference path of ``nn.MultiheadAttention``; a mask is True where attention is switched off."""
+    """Return the inference path of ``nn.MultiheadAttention``; a mask is True where attention is switched off."""
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     heads = [
         F.linear(x, w, b).unflatten(-1, (num_head, embed_dim // num_head)).transpose(1, 2)
@@ -81,7 +81,7 @@ def transformer_encoder_layer_fwd(
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Tensor:
-    """The inference path of ``nn.TransformerEncoderLayer``."""
+    """Return the inference path of ``nn.TransformerEncoderLayer``."""
     not_padding = _mask_of(src)
     if not_padding is not None:
         mask, mask_type = ~not_padding, 1
@@ -211,7 +211,7 @@ _ATTENTION = op_of(aten._scaled_dot_product_fused_attention_overrideable.default
 
 @kernel("_scaled_dot_product_fused_attention_overrideable")
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> tuple[object, ...]:
-    """Records attention; torch wants the lengths among the results as Python numbers."""
+    """Record attention; torch wants the lengths among the results as Python numbers."""
     if on_other_device((query, key, value), {}):
         found: tuple[object, ...] = call_meta(_ATTENTION.overload, (query, key, value, *args), kwargs)
         return found

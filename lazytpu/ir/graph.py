@@ -105,7 +105,7 @@ class Graph:
         return found[::-1]
 
     def verify(self) -> None:
-        """Checks that every operand is an input or the result of an earlier node.
+        """Check that every operand is an input or the result of an earlier node.
 
         Raises:
             AssertionError: the graph is malformed; this is a bug of lazytpu.
@@ -122,7 +122,7 @@ class Graph:
 def graph_of(
     last: Node, outputs: tuple[Value, ...], donated: tuple[Value, ...] = (), checked: Iterable[Node] = ()
 ) -> Graph:
-    """The graph that ends at node ``last`` and computes ``outputs``.
+    """Return the graph that ends at node ``last`` and computes ``outputs``.
 
     Args:
         donated: input values whose buffers may be taken over.

@@ -115,7 +115,7 @@ class Op:
         return bool(getattr(self.recorded, "is_view", False))  # loops and conditions have no such attribute
 
     def bind(self, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> list[Arg]:
-        """The arguments in the order of the schema, `ABSENT` where not given."""
+        """Return the arguments in the order of the schema, `ABSENT` where not given."""
         if self.order is None:
             bound = [*args, *[ABSENT] * (len(self.arguments) - len(args))]
         else:
@@ -152,7 +152,7 @@ _ops: dict[tuple[OpOverload, OpOverload], Op] = {}
 
 
 def op_of(overload: OpOverload, recorded: OpOverload | None = None) -> Op:
-    """The `Op` of an overload; ``recorded`` is its functional variant where it writes to an argument."""
+    """Return the `Op` of an overload; ``recorded`` is its functional variant where it writes to an argument."""
     recorded = recorded or overload
     op = _ops.get((overload, recorded))
     if op is None:
@@ -176,7 +176,7 @@ def op_of(overload: OpOverload, recorded: OpOverload | None = None) -> Op:
 
 
 def _match_schemas(op: Op) -> None:
-    """Notes where the schema of an in-place op differs from that of its functional variant."""
+    """Note where the schema of an in-place op differs from that of its functional variant."""
     theirs = {a.name: (i, a) for i, a in enumerate(op.overload._schema.arguments)}
     ours = op.recorded._schema.arguments
     if any(a.name not in theirs or theirs[a.name][0] != i for i, a in enumerate(ours)):
@@ -215,7 +215,7 @@ def _kind(type_text: str, name: str, attribute_scalars: set[str]) -> str:
 
 
 def functional_variant(overload: OpOverload) -> OpOverload | None:
-    """The functional overload that computes what an in-place or ``out=`` overload writes."""
+    """Return the functional overload that computes what an in-place or ``out=`` overload writes."""
     explicit = _VARIANTS.get(str(overload).removeprefix("aten."))
     if explicit is not None:
         packet, _, name = explicit.partition(".")
@@ -234,7 +234,7 @@ def functional_variant(overload: OpOverload) -> OpOverload | None:
 
 
 def _is_variant(overload: OpOverload, found: OpOverload) -> bool:
-    """Whether ``found`` is functional and takes the arguments of ``overload``; others have defaults."""
+    """Return whether ``found`` is functional and takes the arguments of ``overload``; others have defaults."""
     wanted = {a.name: str(a.real_type) for a in overload._schema.arguments if not a.is_out}
     shared = [a.name for a in found._schema.arguments if wanted.get(a.name) == str(a.real_type)]
     extra = [a for a in found._schema.arguments if a.name not in wanted]

@@ -32,7 +32,7 @@ class Subgraph:
         self.random = any("rng" in node.kwargs for node in graph.nodes)
 
     def __repr__(self) -> str:
-        """The whole body: the text of a graph decides what is compiled, and is what people read."""
+        """Return the whole body: the text of a graph decides what is compiled, and is what people read."""
         constants = f"  # constants {self.constants}" if self.constants else ""
         return (
             f"body(arguments {list(self.positions)}){constants}\n{indent(graph_text(self.graph, sites=False), '    ')}"
@@ -45,7 +45,7 @@ def has_body(node: Node) -> bool:
 
 
 def interned(graph: Graph, positions: tuple[int, ...], constants: tuple[tuple[int, object], ...] = ()) -> Subgraph:
-    """The one body that computes this."""
+    """Return the one body that computes this."""
     made = Subgraph(graph, positions, constants)
     key = repr(made)
     found = _known.get(key)

@@ -112,14 +112,14 @@ class Node:
         self.site: Site = UNKNOWN
 
     def set_results(self, layouts: tuple[TensorType | None, ...], structure: Structure) -> None:
-        """Gives the node its results."""
+        """Give the node its results."""
         self.values = tuple(None if lay is None else Value(self, i, lay) for i, lay in enumerate(layouts))
         self.structure = structure
         if self.values:
             self.value, self.layout = cast(Value, self.values[0]), cast(TensorType, layouts[0])
 
     def path(self) -> list[Node]:
-        """The nodes from the first op to this one."""
+        """Return the nodes from the first op to this one."""
         nodes, node = [], self
         while node.parent is not None:
             nodes.append(node)
@@ -235,14 +235,14 @@ class Trace:
         self.shadow: Node | None = None
 
     def input_value(self, index: int, layout: TensorType, sharding: Sharding | None = None) -> Value:
-        """The value that stands for input ``index`` of this layout and sharding on every path."""
+        """Return the value that stands for input ``index`` of this layout and sharding on every path."""
         value = self.input_values.get((index, layout, sharding))
         if value is None:
             value = self.input_values[index, layout, sharding] = Value(None, index, layout, sharding)
         return value
 
     def close(self) -> None:
-        """Keeps everybody from recording: nothing belongs to the number that ``step`` has now.
+        """Keep everybody from recording: nothing belongs to the number that ``step`` has now.
 
         `step.cut` opens it again, with ``step`` at ``recorded_step``: the next step if there was one, else this one.
         """
@@ -250,7 +250,7 @@ class Trace:
         self.closed = True
 
     def refuse_if_closed(self) -> None:
-        """Raises where something is recorded in the middle of a cut."""
+        """Raise where something is recorded in the middle of a cut."""
         if self.closed:
             raise RuntimeError("the device was used by a signal handler while a graph was being cut")
 
@@ -269,12 +269,12 @@ class Trace:
             self.exchanges = []
 
     def mark(self) -> Mark:
-        """Where recording stands, for `rewind`."""
+        """Return where recording stands, for `rewind`."""
         lengths = [len(x) for x in (self.inputs, self.floats, self.ints, self.complexes, self.pending)]
         return self.cursor, self.nodes, self.parted, self.shadow, lengths, self.mesh
 
     def rewind(self, mark: Mark) -> list[Any]:
-        """Undoes what was recorded since ``mark``; returns the storages that were loaded or written since."""
+        """Undo what was recorded since ``mark``; return the storages that were loaded or written since."""
         last, new = self.cursor, self.nodes - mark[1]
         self.cursor, self.nodes, self.parted, self.shadow, lengths, self.mesh = mark
         self.shardings = {i: s for i, s in self.shardings.items() if i < lengths[0]}
@@ -290,7 +290,7 @@ class Trace:
         return touched
 
     def forget_paths(self) -> None:
-        """Drops the tree (compiled graphs are found again by their hash)."""
+        """Drop the tree (compiled graphs are found again by their hash)."""
         dropped = [self.root, *self.roots.values()]
         self.roots.clear()
         while dropped:  # a graph that somebody keeps holds its path, and must not hold all the others too
@@ -306,7 +306,7 @@ class Trace:
             self.cursor = self.root
 
     def change_root(self, name: object) -> None:
-        """Records below the root of that name from now on, so that nothing recorded under another name is found.
+        """Record below the root of that name from now on, so that nothing recorded under another name is found.
 
         For a setting of torch's that decides the types of results and is in no key.  Called where nothing is pending.
         """
@@ -320,7 +320,7 @@ class Trace:
         self.root_name = name
 
     def remember(self, on: bool) -> None:
-        """Whether what is recorded is found again.
+        """Return whether what is recorded is found again.
 
         Off, each op is recorded anew wherever it stands, with its own line, and observers are notified of it
         (``op_new``): for debugging.  The hot paths look their ops up as ever and do not find them, so this costs

@@ -58,7 +58,7 @@ def contiguous_stride(size: Sequence[int]) -> Size:
 
 
 def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill memory without gaps or overlap, in some order of the dimensions."""
+    """Return whether the elements fill memory without gaps or overlap, in some order of the dimensions."""
     if prod(size) == 0:
         return True
     expected = 1
@@ -70,7 +70,7 @@ def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two indices may reach one element: no order of the dimensions nests them without overlap."""
+    """Return whether two indices may reach one element: no order of the dimensions nests them without overlap."""
     if prod(size) == 0:
         return False
     last = 0  # the furthest element that the dimensions so far reach
@@ -82,7 +82,7 @@ def overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def memory_order(layout: TensorType) -> Size:
-    """The permutation of dimensions that puts a dense layout in row-major order."""
+    """Return the permutation of dimensions that puts a dense layout in row-major order."""
     return tuple(sorted(range(len(layout.size)), key=lambda d: (-layout.stride[d], -layout.size[d], d)))
 
 

@@ -81,7 +81,7 @@ def note(site: Site, op: str) -> None:
 
 
 def accumulates(node: Node | None) -> bool:
-    """Whether a node of autograd adds a gradient to the one that its tensor has."""
+    """Return whether a node of autograd adds a gradient to the one that its tensor has."""
     return type(node).__name__ == "AccumulateGrad"
 
 
@@ -97,7 +97,7 @@ def forward_of(node: Node | None) -> Site | None:
 
 
 def is_known() -> bool:
-    """Whether the ops of the backward pass that runs here are known: what is not was recorded as no op, like a view."""
+    """Return whether the ops of the backward pass that runs here are known; one that is not was recorded as no op."""
     return _thread.task == torch._C._current_graph_task_id() and bool(_thread.found or _thread.offset)
 
 
@@ -124,7 +124,7 @@ def _of_several(node: Node, number: int) -> _Noted | None:
 
 
 def _is_of(name: str, op: str) -> bool:
-    """Whether a node's name is that of an op: ``softmax`` and ``aten._softmax``."""
+    """Return whether a node's name is that of an op: ``softmax`` and ``aten._softmax``."""
     return op.partition(".")[2].partition(".")[0].replace("_", "").lower() == name
 
 

@@ -16,7 +16,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def site_of(node: torch.fx.Node) -> Site:
-    """Where the op of a node stands in the user's program."""
+    """Return where the op of a node stands in the user's program."""
     frames = [m for m in _FRAME.finditer(node.meta.get("stack_trace") or "") if not m["file"].startswith(_TORCH)]
     module = _module_path(node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {})
     if not frames and not module:

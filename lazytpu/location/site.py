@@ -35,13 +35,13 @@ _stacks: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
 
 
 def is_ours(name: str) -> bool:
-    """Whether a frame's file is of this package, or a kernel that it has written."""
+    """Return whether a frame's file is of this package, or a kernel that it has written."""
     return name.startswith((_OURS, "<lazytpu"))
 
 
 @cache
 def is_user_file(name: str) -> bool:
-    """Whether a frame's file is the user's: not of torch, lazytpu or the standard library, and not made up."""
+    """Return whether a frame's file is the user's: not of torch, lazytpu or the standard library, and not made up."""
     if name.startswith((_OURS, _TORCH, _DEPRECATING, "<")):
         return False
     return not name.startswith(_STDLIB) or _PACKAGES in name
@@ -78,7 +78,7 @@ def _of_op(node: GradNode | None, before: Site | None, frame: FrameType | None) 
 
 
 def _in_hook(frame: FrameType | None) -> bool:
-    """Whether the backward pass that runs has called a function of the user's."""
+    """Return whether the backward pass that runs has called a function of the user's."""
     while frame is not None and frame.f_code is not _BACKWARD_CODE:
         if is_user_file(frame.f_code.co_filename):
             return True

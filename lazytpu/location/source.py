@@ -127,6 +127,6 @@ def _part_of(node: ast.If | ast.For | ast.AsyncFor | ast.While, line: int) -> st
 
 
 def _is_loop_of_steps(node: ast.stmt, file: str) -> bool:
-    """Whether each iteration of a loop is a step of its own: their number changes no graph."""
+    """Return whether each iteration of a loop is a step of its own: their number changes no graph."""
     lines = linecache.getlines(file)[node.lineno - 1 : node.end_lineno]
     return isinstance(node, _LOOPS) and any(end in text for text in lines for end in _ENDS_OF_STEPS)

@@ -14,7 +14,7 @@ _FOREACH = "aten._foreach_"
 
 
 def merged(graph: Graph, same: dict[Value, Value]) -> tuple[Graph, tuple[int, ...]]:
-    """A graph that computes the same from fewer inputs, each scalar once.
+    """Return a graph that computes the same from fewer inputs, each scalar once.
 
     Args:
         graph: not ``checked``: positions in its report are those of its nodes.
@@ -48,7 +48,7 @@ class _Merge:
         self.computed: dict[object, Node] = {}
 
     def node(self, node: Node) -> Node | None:
-        """What stands for a node in the new graph; None where an earlier node computes the same."""
+        """Return what stands for a node in the new graph; None where an earlier node computes the same."""
         args = tuple([replaced(x, self.equal) for x in node.args])
         kwargs = {k: replaced(x, self.equal) for k, x in node.kwargs.items()}
         made = node if args == node.args and kwargs == node.kwargs else cloned(node, args, kwargs, results=True)
@@ -67,7 +67,7 @@ class _Merge:
         return self.known.get(x, x) if isinstance(x, Value) else x
 
     def shorter(self, node: Node) -> Node:
-        """A foreach op with each different element once."""
+        """Return a foreach op with each different element once."""
         n = len(node.values)
         lists = [x for x in (*node.args, *node.kwargs.values()) if isinstance(x, list)]
         elements = [_key(tuple([x[i] for x in lists])) for i in range(n)]
@@ -94,7 +94,7 @@ class _Merge:
 
 
 def _is_each(node: Node) -> bool:
-    """Whether a node is a foreach op whose lists all have one element for each result."""
+    """Return whether a node is a foreach op whose lists all have one element for each result."""
     n = len(node.values)
     if not node.op.name.startswith(_FOREACH) or node.structure != list(range(n)) or n < 2:
         return False

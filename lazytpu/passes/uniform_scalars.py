@@ -23,7 +23,7 @@ Run = tuple[str, int, int]
 
 
 def are_uniform(floats: Sequence[float], ints: Sequence[int], runs: Iterable[Run]) -> bool:
-    """Whether the numbers of each run are one and the same; zeros of unlike sign are not."""
+    """Return whether the numbers of each run are one and the same; zeros of unlike sign are not."""
     for kind, start, stop in runs:
         part = (floats if kind == "f" else ints)[start:stop]
         x = part[0]
@@ -33,7 +33,7 @@ def are_uniform(floats: Sequence[float], ints: Sequence[int], runs: Iterable[Run
 
 
 def with_uniform(graph: Graph, floats: Sequence[float], ints: Sequence[int]) -> Graph:
-    """The same graph for steps in which numbers are all one wherever those of a list, or of counters, are now."""
+    """Return the graph for steps in which numbers are all one wherever those of a list, or of counters, are now."""
     runs = [run for run in (*_lists(graph), *_counters(graph)) if run[2] - run[1] >= _FEWEST]
     uniform = tuple([run for run in runs if are_uniform(floats, ints, (run,))])
     if not uniform:
@@ -44,7 +44,7 @@ def with_uniform(graph: Graph, floats: Sequence[float], ints: Sequence[int]) -> 
 
 
 def _lists(graph: Graph) -> Iterator[Run]:
-    """The numbers of each op on lists."""
+    """Return the numbers of each op on lists."""
     for node in graph.nodes:
         for x in (*node.args, *node.kwargs.values()):
             if isinstance(x, list) and x and all(type(e) is Number and e.kind == "f" for e in x):
@@ -52,7 +52,7 @@ def _lists(graph: Graph) -> Iterator[Run]:
 
 
 def _counters(graph: Graph) -> Iterator[Run]:
-    """The numbers that are added to integers without dimensions, as far as no other number lies between them."""
+    """Return the numbers that are added to integers without dimensions, as far as no other number lies between them."""
     indices = [
         number.index
         for node in graph.nodes

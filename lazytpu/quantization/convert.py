@@ -23,7 +23,7 @@ _WATCHED = (nn.Linear, nn.LSTM, *_CONVS)
 
 
 def quantize_weights(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Module:
-    """Weights as integers, products of floats.
+    """Return a copy of a module with weights as integers and products of floats.
 
     Args:
         module: with Linear, Conv1d to Conv3d, Embedding and LSTM inside.
@@ -54,7 +54,7 @@ def quantize_weights(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Mo
 
 
 def quantize_dynamic(module: nn.Module, bits: int = 8, per_channel: bool = True) -> nn.Module:
-    """Weights and activations as integers; the scale of an activation is found anew in each call.
+    """Return a copy of a module with weights and activations as integers, and scales of activations found in each call.
 
     Args:
         module: with Linear, Conv1d to Conv3d, Embedding and LSTM inside.
@@ -70,7 +70,7 @@ def quantize_dynamic(module: nn.Module, bits: int = 8, per_channel: bool = True)
 def quantize_static(
     module: nn.Module, ranges: dict[str, torch.Tensor], bits: int = 8, per_channel: bool = True
 ) -> nn.Module:
-    """Weights and activations as integers, with the scales of activations fixed.
+    """Return a copy of a module with weights and activations as integers, and fixed scales of activations.
 
     Args:
         module: as for `quantize_dynamic`.
@@ -91,7 +91,7 @@ def quantize_static(
 
 
 def calibrate(module: nn.Module, batches: Iterable[object]) -> dict[str, torch.Tensor]:
-    """The largest magnitude of the input of each Linear, Conv and LSTM in a run over sample data.
+    """Return the largest magnitude of the input of each Linear, Conv and LSTM in a run over sample data.
 
     Args:
         module: called with each batch, in its present mode and without gradients.
@@ -127,7 +127,7 @@ def _watched(module: nn.Module, ranges: dict[str, torch.Tensor]) -> Iterator[Non
 def prepare_training(
     module: nn.Module, bits: int = 8, per_channel: bool = True, momentum: float = 0.9, in_place: bool = False
 ) -> nn.Module:
-    """A module that rounds weights and inputs of Linear, Conv, Embedding and LSTM in training; then `convert` it.
+    """Return a module that rounds weights and inputs of Linear, Conv, Embedding and LSTM in training, for `convert`.
 
     Args:
         module: what to train.
@@ -164,7 +164,7 @@ def prepare_training(
 
 
 def convert(module: nn.Module) -> nn.Module:
-    """The quantized module of one that was trained after `prepare_training`.
+    """Return the quantized module of one that was trained after `prepare_training`.
 
     Raises:
         ValueError: it was trained with neither 8 nor 16 bits.
@@ -180,7 +180,7 @@ def convert(module: nn.Module) -> nn.Module:
 
 
 def _integers(m: nn.Module, input_scale: torch.Tensor | None, bits: int, per_row: bool) -> nn.Module | None:
-    """The quantized form of one module, or None for a kind that has none."""
+    """Return the quantized form of one module, or None for a kind that has none."""
     if bits not in DTYPES:
         raise ValueError(f"bits is 8 or 16, not {bits}")
     if type(m) in (nn.Linear, RoundedLinear):
@@ -201,7 +201,7 @@ def _is_lstm(m: nn.Module) -> TypeGuard[nn.LSTM]:
 
 
 def _cell_of(input_scale: torch.Tensor | None, bits: int, per_row: bool) -> Make:
-    """How the products of an LSTM become integers; with a scale for its input, the others know theirs, too."""
+    """Return how the products of an LSTM become integers; with a scale for its input, the others know theirs, too."""
 
     def make(linear: nn.Linear, layer: int, part: str) -> nn.Module:
         if input_scale is None or part == "ih" and layer == 0:
@@ -213,7 +213,7 @@ def _cell_of(input_scale: torch.Tensor | None, bits: int, per_row: bool) -> Make
 
 
 def _replaced(module: nn.Module, replace: Replace, in_place: bool = False) -> nn.Module:
-    """A copy of a module with parts replaced; parts that are one module in it are one in the copy."""
+    """Return a copy of a module with parts replaced; parts that are one module in it are one in the copy."""
     module = module if in_place else copy.deepcopy(module)
     made: dict[nn.Module, nn.Module | None] = {}
 

@@ -53,12 +53,12 @@ class _Integers(KeepsScales):
         self.register_buffer("bias", None if source.bias is None else source.bias.detach().clone())
 
     def round_input(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input in integers and its scale."""
+        """Return the input in integers and its scale."""
         scale = scale_for(largest(x), self.bits) if self.input_scale is None else self.input_scale
         return to_integers(x, scale, self.bits), scale
 
     def to_floats(self, sums: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """What the integer sums stand for, in the dtype of the input, the bias added along ``dim``."""
+        """Return what the integer sums stand for, in the dtype of the input, the bias added along ``dim``."""
         out = sums.to(torch.float32) * (scale * along(self.scale, dim, sums.dim()))
         if self.bias is not None:
             out = out + along(self.bias, dim, sums.dim())
@@ -108,7 +108,7 @@ class QuantizedConv(_Integers):
 
 
 def _padding(source: Conv) -> list[tuple[int, int]]:
-    """How many zeros go before and after, for each dimension."""
+    """Return how many zeros go before and after, for each dimension."""
     if source.padding == "valid":
         return [(0, 0)] * len(source.stride)
     if source.padding == "same":

@@ -20,12 +20,12 @@ for _op in (integer_linear, integer_conv):
 
 
 def top(bits: int) -> int:
-    """The largest integer of that many bits."""
+    """Return the largest integer of that many bits."""
     return (1 << (bits - 1)) - 1
 
 
 def largest(x: torch.Tensor, keep: int | None = None) -> torch.Tensor:
-    """The largest magnitude in ``x``: of all of it, or for each place along dimension ``keep``."""
+    """Return the largest magnitude in ``x``: of all of it, or for each place along dimension ``keep``."""
     if keep is None:
         return x.detach().abs().amax()
     others = [d for d in range(x.dim()) if d != keep % x.dim()]
@@ -33,7 +33,7 @@ def largest(x: torch.Tensor, keep: int | None = None) -> torch.Tensor:
 
 
 def scale_for(amax: torch.Tensor, bits: int) -> torch.Tensor:
-    """The scale with which ``amax`` becomes the largest integer (float32, never zero)."""
+    """Return the scale with which ``amax`` becomes the largest integer (float32, never zero)."""
     return (amax.float() / top(bits)).clamp_min(_SMALLEST)
 
 
@@ -49,23 +49,23 @@ def to_integers(x: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor
 
 
 def along(scale: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
-    """A scale [n] shaped to lie along dimension ``dim`` of a tensor of that rank; a scale of one stays."""
+    """Return a scale [n] shaped to lie along dimension ``dim`` of a tensor of that rank; a scale of one stays."""
     return scale if scale.dim() == 0 else scale.reshape([-1 if d == dim else 1 for d in range(rank)])
 
 
 def group_for(size: int, group: int) -> int:
-    """The largest even divisor of ``size`` from ``group`` down to 16, or ``group`` itself; 0 where there is none."""
+    """Return the largest even divisor of ``size`` from ``group`` down to 16, or ``group`` itself; 0 if there is none."""
     wanted = range(group, min(16, group) - 1, -1)
     return next((n for n in wanted if n % 2 == 0 and size % n == 0), 0)
 
 
 def pack_int4(q: torch.Tensor) -> torch.Tensor:
-    """Pairs of integers from -7 to 7 along the last dimension, of even size, as one uint8 each: the first is low."""
+    """Return pairs of integers from -7 to 7 along the last dimension, of even size, as one uint8 each, the first low."""
     low, high = (q[..., 0::2] + 8).to(torch.uint8), (q[..., 1::2] + 8).to(torch.uint8)
     return low | (high << 4)
 
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """The int8 integers that `pack_int4` packed."""
+    """Return the int8 integers that `pack_int4` packed."""
     pair = torch.stack((packed & 15, packed >> 4), -1).to(torch.int8) - 8
     return pair.reshape(*packed.shape[:-1], -1)

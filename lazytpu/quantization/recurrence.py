@@ -84,7 +84,7 @@ class QuantizedLSTM(nn.Module):
 
 
 def _product(source: nn.LSTM, part: str, suffix: str) -> nn.Linear:
-    """One of the two products of an LSTM's cell, with the LSTM's own parameters."""
+    """Return one of the two products of an LSTM's cell, with the LSTM's own parameters."""
     weight = getattr(source, f"weight_{part}_{suffix}")
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=source.bias, device="meta")
     linear.weight = weight

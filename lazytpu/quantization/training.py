@@ -45,7 +45,7 @@ class _Rounding(nn.Module):
         self.register_buffer("amax", torch.zeros((), device=self.weight.device))
 
     def round_both(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input and the weight, rounded."""
+        """Return the input and the weight, rounded."""
         seen = self.amax
         if self.training:
             with torch.no_grad():
@@ -98,7 +98,7 @@ class RoundedConv(_Rounding):
         return conv(x, weight, self.bias, s["stride"], padding, s["dilation"], s["groups"])
 
     def as_conv(self) -> Conv:
-        """The float convolution with this module's weight."""
+        """Return the float convolution with this module's weight."""
         s = self.settings
         conv = self.source_type(
             self.weight.shape[1] * s["groups"],

@@ -48,7 +48,7 @@ class _Packed(KeepsScales):
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
 
     def floats(self, dtype: torch.dtype, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """The weight, or some of its rows, flat: [..., size]."""
+        """Return the weight, or some of its rows, flat: [..., size]."""
         packed, scale = (self.weight, self.scale) if rows is None else (self.weight[rows], self.scale[rows])
         q = unpack_int4(packed) if self.bits == 4 else packed
         grouped: torch.Tensor = q.unflatten(-1, (-1, self.group)).to(dtype)

@@ -15,7 +15,7 @@ from torch.utils.hooks import warn_if_has_hooks
 
 
 def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any], alias: torch.Tensor | None = None) -> torch.Tensor:
-    """A copy of a device tensor; tensors of one deepcopy that share memory share the copy of it.
+    """Return a copy of a device tensor; tensors of one deepcopy that share memory share the copy of it.
 
     As in torch, a Parameter is copied alone, without gradient and attributes.
 
@@ -69,7 +69,7 @@ def _copy(tensor: torch.Tensor, memo: dict[int, object]) -> torch.Tensor:
 
 
 def reduce_tensor(tensor: torch.Tensor, alias: torch.Tensor | None = None) -> tuple[object, ...]:
-    """What pickle and ``torch.save`` keep of a device tensor: what they keep of one on the CPU, with the
+    """Return what pickle and ``torch.save`` keep of a device tensor: what they keep of one on the CPU, with the
     device as the location of its storage.  ``torch.load`` needs lazytpu only to bring it back here.
 
     Args:
@@ -112,7 +112,7 @@ def reduce_tensor(tensor: torch.Tensor, alias: torch.Tensor | None = None) -> tu
 
 
 def _reduce_sparse(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What torch keeps of a sparse tensor: its parts, each as it is kept by itself."""
+    """Return what torch keeps of a sparse tensor: its parts, each as it is kept by itself."""
     if tensor.layout is torch.sparse_coo:
         parts: tuple[object, ...] = (tensor._indices(), tensor._values(), tensor.size(), tensor.is_coalesced())
     elif tensor.layout is torch.sparse_csr:
@@ -123,5 +123,5 @@ def _reduce_sparse(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, object]:
-    """The attributes that the user has set on a tensor."""
+    """Return the attributes that the user has set on a tensor."""
     return {name: value for name, value in tensor.__dict__.items() if name != "_is_param"}  # which is torch's

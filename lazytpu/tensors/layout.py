@@ -67,7 +67,7 @@ class Layout(TensorType):
         return self.size, self.stride, self.offset, self.dtype, self.bits
 
     def child(self, op: Op | str, args: tuple[Arg, ...], geometry: Geometry, index: int | None = None) -> Layout:
-        """The interned layout of this geometry on this root, reached by ``op(self, *args)`` if it is new."""
+        """Return the interned layout of this geometry on this root, reached by ``op(self, *args)`` if it is new."""
         known = self.root.geometry_layout(geometry)
         if known is not None:
             return known
@@ -80,11 +80,11 @@ class Layout(TensorType):
         return made
 
     def geometry_layout(self, geometry: Geometry) -> Layout | None:
-        """The layout of this geometry on this root, if there is one."""
+        """Return the layout of this geometry on this root, if there is one."""
         return self if geometry == self.geometry else self.by_geometry.get(geometry)
 
     def child_at(self, geometry: Geometry) -> Layout:
-        """The layout of this geometry on this root, whatever view ops led there."""
+        """Return the layout of this geometry on this root, whatever view ops led there."""
         known = self.root.geometry_layout(geometry)
         if known is not None:
             return known
@@ -103,7 +103,7 @@ class Layout(TensorType):
         return flat.child("as_strided", (size, stride, offset), geometry)
 
     def flat(self) -> Layout:
-        """The whole storage as a vector in memory order: ``permute`` and ``view`` of the root."""
+        """Return the whole storage as a vector in memory order: ``permute`` and ``view`` of the root."""
         root = self.root
         if root.contiguous and len(root.size) == 1:
             return root
@@ -115,14 +115,14 @@ class Layout(TensorType):
         return ordered.child("view", (size,), (size, (1,), 0, root.dtype, 0))
 
     def remember(self, key: Hashable, result: Layout | tuple[Layout, ...]) -> None:
-        """Stores the layout(s) that the view op and arguments of ``key`` give."""
+        """Store the layout(s) that the view op and arguments of ``key`` give."""
         if len(self.children) >= MAX_CHILDREN:
             self.children.clear()
         self.children[key] = result
 
 
 def root_layout(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Layout:
-    """The interned layout of a whole storage.  ``stride`` must be dense (a permutation of row-major)."""
+    """Return the interned layout of a whole storage.  ``stride`` must be dense (a permutation of row-major)."""
     key = (tuple(size), tuple(stride), dtype)
     found = _roots.get(key)
     if found is None:

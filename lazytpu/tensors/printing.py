@@ -23,7 +23,7 @@ def represent(tensor: torch.Tensor) -> str:
 
 
 def _contents(tensor: torch.Tensor) -> tuple[str, list[str]]:
-    """The values, and what torch tells of the tensor behind them."""
+    """Return the values, and what torch tells of the tensor behind them."""
     suffixes = [f"device='{tensor.device}'"]
     if tensor.numel() == 0:
         body, shows_size, shows_dtype = "[]", tensor.dim() != 1, tensor.dtype != torch.get_default_dtype()
@@ -57,7 +57,7 @@ def _sparse_contents(tensor: torch.Tensor) -> tuple[str, list[str]]:
 
 
 def _implied() -> set[torch.dtype]:
-    """The dtypes that the printed values tell by themselves."""
+    """Return the dtypes that the printed values tell by themselves."""
     default = torch.get_default_dtype()
     complex_default = torch.complex128 if default == torch.float64 else torch.complex64
     return {default, complex_default, torch.int64, torch.bool}

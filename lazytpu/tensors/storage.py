@@ -77,14 +77,14 @@ Cell = Storage | Alias
 
 
 def new_storage(layout: Layout, buffer: Buffer | None = None) -> Storage:
-    """A storage that holds ``buffer``, or nothing yet."""
+    """Return a storage that holds ``buffer``, or nothing yet."""
     storage = Storage()
     storage.layout, storage.buffer = layout, buffer
     return storage
 
 
 def resolve(cell: Cell) -> tuple[Storage, Layout]:
-    """The storage that really holds a cell's contents, and the cell's layout in it."""
+    """Return the storage that really holds a cell's contents, and the cell's layout in it."""
     storage, layout = (cell.storage, cell.layout) if isinstance(cell, Alias) else (cell, cell.layout)
     while storage.moved is not None:
         target, root = storage.moved
@@ -94,18 +94,18 @@ def resolve(cell: Cell) -> tuple[Storage, Layout]:
 
 
 def storage_of(cell: Cell) -> Storage:
-    """The storage that really holds a cell's contents."""
+    """Return the storage that really holds a cell's contents."""
     storage = cell.storage if isinstance(cell, Alias) else cell
     return storage if storage.moved is None else resolve(storage)[0]
 
 
 def cell_at(storage: Storage, layout: Layout) -> Cell:
-    """The cell of a tensor that lies in ``storage`` as ``layout``."""
+    """Return the cell of a tensor that lies in ``storage`` as ``layout``."""
     return storage if layout is storage.layout else Alias(storage, layout)
 
 
 def commit(contents: dict[Storage, Value], step: int, held: dict[Storage, Value] | None = None) -> bool:
-    """Makes values of step ``step`` the contents of whole storages: of all or, where the step is over, of none.
+    """Make values of step ``step`` the contents of whole storages: of all or, where the step is over, of none.
 
     Args:
         held: what storages held when the values were computed from it; where another thread has written since,
@@ -130,6 +130,6 @@ def commit(contents: dict[Storage, Value], step: int, held: dict[Storage, Value]
 
 
 def write_buffer(storage: Storage, buffer: Buffer | None, shared: bool = False) -> None:
-    """Replaces the contents by an array that is there already; nothing is recorded."""
+    """Replace the contents by an array that is there already; nothing is recorded."""
     storage.buffer, storage.shared = buffer, shared
     storage.value, storage.step, storage.reads, storage.reads_root = NOTHING, 0, None, None

@@ -141,7 +141,7 @@ class LazyTensor(torch.Tensor):
         return torch.empty(0, device="cpu").__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:
-        """A copy on the host: nobody else may see, or write to, the buffers of the device."""
+        """Return a copy on the host: nobody else may see, or write to, the buffers of the device."""
         return self.cpu().__dlpack__(**options)
 
     def __coerce_same_metadata_as_tangent__(self, metadata: object, expected: type | None = None) -> object:
@@ -156,14 +156,14 @@ class LazyTensor(torch.Tensor):
 
 
 def lazy(tensor: torch.Tensor) -> torch.Tensor:
-    """Gives a device tensor that C++ made its class; anything else is returned as it is."""
+    """Give a device tensor that C++ made its class; anything else is returned as it is."""
     if type(tensor) is _Tensor and tensor.device.type == LazyTensor.device_type and tensor.layout is torch.strided:
         tensor.__class__ = LazyTensor
     return tensor
 
 
 def adopt(tensor: torch.Tensor) -> Cell:
-    """The cell of a device tensor that has none yet."""
+    """Return the cell of a device tensor that has none yet."""
     try:
         storage = _Tensor.untyped_storage(tensor)
     except NotImplementedError:
@@ -193,14 +193,14 @@ def adopt(tensor: torch.Tensor) -> Cell:
 
 
 def forget_cell(tensor: torch.Tensor) -> None:
-    """Makes the tensor find its cell again: C++ pointed it at another storage."""
+    """Make the tensor find its cell again: C++ pointed it at another storage."""
     global rebinds
     rebinds += 1
     _dict_of.__get__(tensor).pop("_s", None)
 
 
 def make(storage: Storage) -> LazyTensor:
-    """A new tensor that is all of a new storage."""
+    """Return a new tensor that is all of a new storage."""
     layout = storage.layout
     tensor: LazyTensor = _create(layout.size, layout.dtype)
     if not layout.as_created:
@@ -212,7 +212,7 @@ def make(storage: Storage) -> LazyTensor:
 
 
 def make_view(tensor: torch.Tensor, storage: Storage, layout: Layout) -> LazyTensor:
-    """A tensor that shares the C++ storage of ``tensor`` and lies in it as ``layout``."""
+    """Return a tensor that shares the C++ storage of ``tensor`` and lies in it as ``layout``."""
     out: LazyTensor = _as_strided(_META, tensor, layout.size, layout.stride, layout.offset)
     out.__class__ = LazyTensor
     out._s = storage if layout is storage.layout else Alias(storage, layout)

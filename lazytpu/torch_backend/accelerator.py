@@ -42,7 +42,7 @@ def _capability(index: int) -> dict[str, object]:
 
 
 def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """What pins a CPU tensor: a copy of it.  XLA's transfers gain nothing from page-locked memory."""
+    """Return what pins a CPU tensor: a copy of it.  XLA's transfers gain nothing from page-locked memory."""
     if device is not None and device.type != config.device_name:
         raise RuntimeError(f"cannot pin memory for {device}: the accelerator of this process is {config.device_name}")
     return tensor.clone()
@@ -63,7 +63,7 @@ _FUNCTIONS = {
 
 
 def register() -> None:
-    """Makes the device the accelerator of ``torch.accelerator``."""
+    """Make the device the accelerator of ``torch.accelerator``."""
     torch._C._acc.register_python_privateuseone_hook(_Hooks())
     torch._C._acc.register_python_privateuseone_device_guard(_DeviceGuard())
     hook_errors.register()

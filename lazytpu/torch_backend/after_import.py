@@ -55,7 +55,7 @@ _finder = _AfterImport()
 
 
 def after_import(name: str, action: Action) -> None:
-    """Calls ``action`` with the module of that name: now if it is imported, else once it is."""
+    """Call ``action`` with the module of that name: now if it is imported, else once it is."""
     if name in sys.modules:
         action(sys.modules[name])
         return

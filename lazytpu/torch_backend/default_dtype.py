@@ -12,7 +12,7 @@ from lazytpu.tracing import cutting, record
 
 
 def register() -> None:
-    """Makes torch tell when its default changes; called once."""
+    """Make torch tell when its default changes; called once."""
     trace.root_name = torch.get_default_dtype()
     for name in ("_set_default_dtype", "_set_default_tensor_type"):
         setattr(torch._C, name, _told(getattr(torch._C, name)))

@@ -9,7 +9,7 @@ from lazytpu.torch_backend import rank_device
 
 
 def device(index: int = 0) -> torch.device:
-    """The lazy device.
+    """Return the lazy device.
 
     Args:
         index: 0, or the local rank of this process among several: there is one device in a process.
@@ -23,10 +23,10 @@ def device(index: int = 0) -> torch.device:
 
 
 def device_count() -> int:
-    """How many devices there are: one, or as many as processes on this host."""
+    """Return how many devices there are: one, or as many as processes on this host."""
     return rank_device.count()
 
 
 def is_available() -> bool:
-    """Whether the device can be used."""
+    """Return whether the device can be used."""
     return True

@@ -33,7 +33,7 @@ class _Forbidden:
 
 
 def in_child() -> bool:
-    """Whether this process was forked from the one that imported lazytpu."""
+    """Return whether this process was forked from the one that imported lazytpu."""
     return os.getpid() != _home_process
 
 
@@ -46,5 +46,5 @@ def _forbid() -> None:
 
 
 def register() -> None:
-    """Makes every child of ``os.fork`` refuse the device."""
+    """Make every child of ``os.fork`` refuse the device."""
     os.register_at_fork(after_in_child=_forbid)

@@ -57,7 +57,7 @@ def _swapping(convert: _Convert) -> _Convert:
 
 
 def _crosses(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether a parameter leaves this device or comes to it; those that hold other tensors torch swaps itself."""
+    """Return whether a parameter leaves this device or comes to it; torch itself swaps those that hold other tensors."""
     devices = {tensor.device.type, out.device.type}
     ours: str = LazyTensor.device_type
     crosses = len(devices) == 2 and ours in devices and isinstance(tensor, Parameter)
@@ -86,7 +86,7 @@ def _new_parameter(cls: type, data: torch.Tensor | None = None, requires_grad: b
 
 
 def register() -> None:
-    """Wraps ``Module._apply``, which ``to``, ``cpu``, ``half`` and the others call, and a choice by device."""
+    """Wrap ``Module._apply``, which ``to``, ``cpu``, ``half`` and the others call, and a choice by device."""
     theirs: Any = Module._apply
 
     @functools.wraps(theirs)

@@ -62,7 +62,7 @@ class LazyStorage(torch.UntypedStorage):
         return self.nbytes()
 
     def cpu(self) -> Any:
-        """A copy of the contents."""
+        """Return a copy of the contents."""
         state = resolve(self._s)[0]
         if state.host is not None:
             return state.host.clone()
@@ -70,7 +70,7 @@ class LazyStorage(torch.UntypedStorage):
         return memory.copy_(contents_of(state, "save")).untyped_storage()
 
     def clone(self) -> LazyStorage:
-        """A storage of its own with the same contents, which takes no memory until one of them is written."""
+        """Return a storage of its own with the same contents, which takes no memory until one of them is written."""
         state = resolve(self._s)[0]
         copy = new_storage(state.layout)
         if state.host is not None:
@@ -114,7 +114,7 @@ class LazyStorage(torch.UntypedStorage):
         return self
 
     def _set_from_file(self, file: object, offset: object, is_real_file: bool, element_size: int) -> LazyStorage:
-        """Reads the contents, where a file of torch's old format has them."""
+        """Read the contents, where a file of torch's old format has them."""
         state = resolve(self._s)[0]
         host = torch.UntypedStorage(self.nbytes())
         host._set_from_file(file, offset, is_real_file, element_size)
@@ -136,7 +136,7 @@ class LazyStorage(torch.UntypedStorage):
 
 
 def storage_of(state: Storage) -> LazyStorage:
-    """A C++ storage for a state that has none yet."""
+    """Return a C++ storage for a state that has none yet."""
     raw = cast(LazyStorage, torch._C._acc.create_empty_tensor((0,), state.layout.dtype).untyped_storage())
     raw.__class__ = LazyStorage
     raw._s = state
@@ -144,7 +144,7 @@ def storage_of(state: Storage) -> LazyStorage:
 
 
 def settle(state: Storage, tensor: torch.Tensor) -> None:
-    """Gives a storage that was loaded from a file the type of the first tensor that lies in it.
+    """Give a storage that was loaded from a file the type of the first tensor that lies in it.
 
     Args:
         state: its ``host`` holds the contents.
@@ -189,14 +189,14 @@ def _restore(storage: Any, location: str) -> LazyStorage | None:
 
 
 def _of_host(storage: torch.UntypedStorage) -> LazyStorage:
-    """A device storage with the contents of a CPU storage, which nobody writes to any more."""
+    """Return a device storage with the contents of a CPU storage, which nobody writes to any more."""
     state = new_storage(root_layout((storage.nbytes(),), (1,), torch.uint8))
     state.host = storage
     return storage_of(state)
 
 
 def to_storage(storage: torch.UntypedStorage, device: object = None, non_blocking: bool = False) -> LazyStorage:
-    """A copy of a CPU storage on the device: ``storage.tpu()``."""
+    """Return a copy of a CPU storage on the device: ``storage.tpu()``."""
     return storage if isinstance(storage, LazyStorage) else _of_host(storage.clone())
 
 
@@ -215,7 +215,7 @@ def _send(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _receive(host: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
-    """Makes a device tensor of what `_send` put into shared memory."""
+    """Make a device tensor of what `_send` put into shared memory."""
     tensor = host.to(LazyTensor.device_type)
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
@@ -226,7 +226,7 @@ def _receive(host: torch.Tensor, requires_grad: bool, is_parameter: bool) -> tor
 def _cover(
     name: str, ours: Callable[..., object], layouts: Container[torch.layout] = (torch.strided,), of_users: bool = True
 ) -> None:
-    """Makes a method of ``torch.Tensor`` safe for device tensors that C++ made and no kernel has seen, and for
+    """Make a method of ``torch.Tensor`` safe for device tensors that C++ made and no kernel has seen, and for
     those of users' classes: torch's own would look for their contents in C++ memory."""
     theirs = getattr(torch.Tensor, name)
 
@@ -240,7 +240,7 @@ def _cover(
 
 
 def _is_unseen(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is ours but not of our class: made by C++, or of a user's class, whose own
+    """Return whether a tensor is ours but not of our class: made by C++, or of a user's class, whose own
     ``__torch_function__`` comes first.  What stands for other tensors, as those of torch.func do, is neither."""
     return (
         type(tensor) is not LazyTensor
@@ -267,7 +267,7 @@ def _to_dlpack(tensor: torch.Tensor) -> object:
 
 
 def register() -> None:
-    """Teaches torch and multiprocessing to save, load, copy and send device tensors."""
+    """Teach torch and multiprocessing to save, load, copy and send device tensors."""
     LazyTensor.storage_class = LazyStorage
     setattr(torch.UntypedStorage, LazyTensor.device_type, to_storage)
     torch.serialization.register_package(9, _location, _restore)

@@ -20,26 +20,26 @@ class Event:
         self.recorded_s: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Notes the moment behind what is pending; with ``enable_timing``, runs it and waits."""
+        """Note the moment behind what is pending; with ``enable_timing``, run it and wait."""
         if self.timed:
             cutting.cut("event")
             step.wait()
         self.recorded_s = time.perf_counter()
 
     def synchronize(self) -> None:
-        """Waits until the device has got as far as the event."""
+        """Wait until the device has got as far as the event."""
         step.wait()
 
     def wait(self, stream: Stream | None = None) -> None:
         """What comes later runs after the event: always so in one queue."""
 
     def query(self) -> bool:
-        """Whether the device has got as far as the event; waits until it has."""
+        """Return whether the device has got as far as the event; wait until it has."""
         step.wait()
         return True
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to ``end``.
+        """Return the milliseconds from this event to ``end``.
 
         Raises:
             RuntimeError: one of them does not keep the time, or was not recorded.
@@ -58,16 +58,16 @@ class Stream:
         self.stream_id = 0
 
     def synchronize(self) -> None:
-        """Runs what is pending and waits for it."""
+        """Run what is pending and wait for it."""
         step.wait()
 
     def query(self) -> bool:
-        """Whether everything has run; waits until it has."""
+        """Return whether everything has run; wait until it has."""
         step.wait()
         return True
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Records ``event``, or a new one, and returns it."""
+        """Record ``event``, or a new one, and return it."""
         event = event or Event()
         event.record()
         return event

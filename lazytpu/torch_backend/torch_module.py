@@ -27,7 +27,7 @@ _initialized = True  # torch looks for it
 
 
 def check_index(device: Device) -> int:
-    """The index of this process's device, 0; its local rank is another name for it.
+    """Return the index of this process's device, 0; its local rank is another name for it.
 
     Raises:
         ValueError: ``device`` is of another kind.
@@ -45,19 +45,19 @@ def check_index(device: Device) -> int:
 
 
 def init() -> None:
-    """Nothing to do: jax starts with the first op."""
+    """Do nothing: jax starts with the first op."""
 
 
 _lazy_init = init
 
 
 def is_initialized() -> bool:
-    """Always True."""
+    """Return True."""
     return True
 
 
 def is_available() -> bool:
-    """Always True: jax finds a device, if only the CPU."""
+    """Return True: jax finds a device, if only the CPU."""
     return True
 
 
@@ -66,17 +66,17 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """How many devices there are: one, or as many as processes on this host."""
+    """Return how many devices there are: one, or as many as processes on this host."""
     return rank_device.count()
 
 
 def current_device() -> int:
-    """The index of the current device: 0."""
+    """Return the index of the current device: 0."""
     return 0
 
 
 def set_device(device: Device) -> None:
-    """Checks that the device exists."""
+    """Check that the device exists."""
     check_index(device)
 
 
@@ -113,13 +113,13 @@ _stream = Stream()
 
 
 def synchronize(device: Device = None) -> None:
-    """Runs what is pending and waits until the device has finished."""
+    """Run what is pending and wait until the device has finished."""
     check_index(device)
     wait()
 
 
 def current_stream(device: Device = None) -> Stream:
-    """The device's one queue."""
+    """Return the device's one queue."""
     check_index(device)
     return _stream
 
@@ -128,7 +128,7 @@ default_stream = current_stream
 
 
 def stream(stream: Stream | None) -> Stream:
-    """A context in which ops go to ``stream``, the only one there is."""
+    """Return a context in which ops go to ``stream``, the only one there is."""
     return stream or _stream
 
 
@@ -136,7 +136,7 @@ StreamContext = stream
 
 
 def set_stream(stream: Stream) -> None:
-    """Nothing to do: there is one queue."""
+    """Do nothing: there is one queue."""
 
 
 # --- properties -----------------------------------------------------------------------------------------------
@@ -175,12 +175,12 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes ``torch.autocast`` may cast to."""
+    """Return the dtypes ``torch.autocast`` may cast to."""
     return [torch.bfloat16, torch.float16]
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Always True."""
+    """Return True."""
     return True
 
 
@@ -188,7 +188,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def memory_allocated(device: Device = None) -> int:
-    """Bytes of buffers alive on the device."""
+    """Return the bytes of buffers alive on the device."""
     check_index(device)
     return client.memory_allocated()
 
@@ -210,17 +210,17 @@ def memory_stats(device: Device = None) -> OrderedDict[str, int]:
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """Bytes free and bytes there are."""
+    """Return the bytes free, and all that there are."""
     total = client.memory_limit()
     return total - memory_allocated(device), total
 
 
 def empty_cache() -> None:
-    """Nothing to do: XLA keeps its own pool, which cannot be told to shrink."""
+    """Do nothing: XLA keeps its own pool, which cannot be told to shrink."""
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
-    """Nothing happens: XLA's peak counts from the start of the process."""
+    """Do nothing: XLA's peak counts from the start of the process."""
     check_index(device)
 
 
@@ -241,18 +241,18 @@ def get_rng_state(device: Device = None) -> torch.Tensor:
 
 
 def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
-    """Restores what `get_rng_state` returned."""
+    """Restore what `get_rng_state` returned."""
     check_index(device)
     random.set_rng_state(new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The state of every device."""
+    """Return the state of every device."""
     return [random.get_rng_state()]
 
 
 def set_rng_state_all(new_states: Sequence[torch.Tensor]) -> None:
-    """Restores what `get_rng_state_all` returned."""
+    """Restore what `get_rng_state_all` returned."""
     random.set_rng_state(new_states[0])
 
 

@@ -175,7 +175,7 @@ def _summed_to(x, shape):
 
 
 def _wants_dropout(dropout_p):
-    """Whether there is dropout: a number that is not known while lowering counts as some."""
+    """Return whether there is dropout: a number that is not known while lowering counts as some."""
     return not isinstance(dropout_p, int | float) or dropout_p > 0
 
 

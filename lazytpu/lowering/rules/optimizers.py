@@ -161,7 +161,7 @@ def amp_unscale(out, grads, found_inf, inv_scale):
 
 @lowers(aten._amp_update_scale.default, dynamic="scale_growth_factor scale_backoff_factor growth_interval")
 def amp_update_scale(out, scale, tracker, found_inf, growth_factor, backoff_factor, growth_interval):
-    """Shrinks after a step with infinities; grows after ``growth_interval`` good ones unless that overflows."""
+    """Shrink after a step with infinities; grow after ``growth_interval`` good ones unless that overflows."""
     bad = found_inf.reshape(()) != 0
     due = tracker + 1 == growth_interval
     grown = (scale * jnp.asarray(growth_factor, jnp.float64)).astype(scale.dtype)
