@@ -54,13 +54,13 @@ def along(scale: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
 
 
 def group_for(size: int, group: int) -> int:
-    """Return the largest even divisor of ``size`` from ``group`` down to 16, or ``group`` itself; 0 if there is none."""
+    """Return the largest even divisor of ``size`` from ``group`` down to 16, or ``group`` itself, or 0."""
     wanted = range(group, min(16, group) - 1, -1)
     return next((n for n in wanted if n % 2 == 0 and size % n == 0), 0)
 
 
 def pack_int4(q: torch.Tensor) -> torch.Tensor:
-    """Return pairs of integers from -7 to 7 along the last dimension, of even size, as one uint8 each, the first low."""
+    """Return pairs of integers from -7 to 7 along the last dimension, of even size, as one uint8, the first low."""
     low, high = (q[..., 0::2] + 8).to(torch.uint8), (q[..., 1::2] + 8).to(torch.uint8)
     return low | (high << 4)
 

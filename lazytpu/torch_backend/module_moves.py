@@ -57,7 +57,7 @@ def _swapping(convert: _Convert) -> _Convert:
 
 
 def _crosses(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    """Return whether a parameter leaves this device or comes to it; torch itself swaps those that hold other tensors."""
+    """Return whether a parameter leaves this device or comes to it; torch swaps those that hold other tensors."""
     devices = {tensor.device.type, out.device.type}
     ours: str = LazyTensor.device_type
     crosses = len(devices) == 2 and ours in devices and isinstance(tensor, Parameter)
