@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import lazytpu
+from tests.support.processes import run_code
 
 DOCS = Path(__file__).parents[1] / "docs"
 API = (DOCS / "reference" / "api.md").read_text()
@@ -64,8 +63,8 @@ def test_public_module_can_be_imported_by_its_name(name):
 
 def test_quantization_is_imported_when_asked_for():
     code = "import sys, lazytpu; a = 'lazytpu.quantization' in sys.modules; lazytpu.quantization.convert; print(a)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    done = run_code(code)
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_unknown_name_raises_attribute_error():

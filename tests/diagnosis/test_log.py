@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from lazytpu.dispatch import cpu_fallback
 from lazytpu.runtime import client
 from lazytpu.tracing import step
 from tests.support.explanations import Explanations
+from tests.support.processes import run_script
 
 explained = Explanations(__file__)
 
@@ -112,11 +110,8 @@ def test_log_of_a_warning_level_is_silent(device: torch.device, caplog: pytest.L
 def test_log_goes_to_standard_error(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import torch, lazytpu\nprint((torch.ones(2, device='tpu') + 1).sum().item())\n")
-    environment = {**os.environ, "LAZYTPU_LOG": "info,cut", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300, check=True
-    )
-    assert done.stdout == "4.0\n"
+    done = run_script(script, LAZYTPU_LOG="info,cut")
+    assert done.stdout == "4.0\n", done.stderr
     assert re.sub(r"\d+\.\d+", "#", done.stderr).splitlines() == [
         "lazytpu: compiled graph 1: 3 ops in # s: the first graph (script.py:2)",
         "lazytpu: cut by item at script.py:2",

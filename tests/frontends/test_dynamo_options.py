@@ -21,7 +21,7 @@ from lazytpu.dispatch.cpu_fallback import FallbackWarning
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.runtime import executables
 from tests.support.dynamo_marks import FRESH
-from tests.support.processes import run_python
+from tests.support.processes import run_code, run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,8 +175,8 @@ print(torch.compile(lambda x: x + 1, backend="lazytpu")(x).tolist(), "lazytpu" i
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lazytpu\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text("[torch_dynamo_backends]\nlazytpu = lazytpu.frontends.dynamo:backend\n")
-    for how, path in (("imported", str(ROOT)), ("entry point", f"{tmp_path}{os.pathsep}{ROOT}")):
-        done = run_python("-c", program, how, PYTHONPATH=path)
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    for done in (run_code(program, "imported"), run_python("-c", program, "entry point", PYTHONPATH=path)):
         assert done.returncode == 0, done.stderr
         assert done.stdout.split("\n")[0] == "[1.0, 2.0, 3.0] True"
 
