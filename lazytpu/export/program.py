@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
@@ -18,7 +19,6 @@ from lazytpu.export import files
 from lazytpu.export.signature import ArraySpec, Signature, load_spec
 from lazytpu.export.tensorflow import save_as_saved_model
 from lazytpu.export.to_jax import Converted, Weights, convert
-from lazytpu.export.versions import versions
 from lazytpu.frontends.jax.arrays import from_jax
 from lazytpu.frontends.jax.call import call_jax
 from lazytpu.location.site import line_here
@@ -258,4 +258,13 @@ def converted(program: torch.export.ExportedProgram, inline: bool, platforms: Se
 def notes(made: Converted, more: Mapping[str, object] | None) -> dict[str, Any]:
     """Return the metadata of a program that was made just now."""
     where = {"platforms": list(made.exported.platforms), "exported_at": str(line_here())}
-    return {"versions": versions(), **where, **(more or {})}
+    return {"versions": _versions(), **where, **(more or {})}
+
+
+def _versions() -> dict[str, str]:
+    """Return package to version, for all that decides what a saved program is."""
+    try:
+        own = version("lazytpu")
+    except PackageNotFoundError:  # run from the source tree
+        own = "source"
+    return {"lazytpu": own, "torch": torch.__version__, "jax": jax.__version__, "jaxlib": version("jaxlib")}

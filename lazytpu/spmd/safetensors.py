@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from lazytpu.spmd.parts import Box, fill
+from lazytpu.spmd.tensor_parts import Box, fill
 from lazytpu.tracing.record import is_device_tensor
 
 

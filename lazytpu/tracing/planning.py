@@ -13,7 +13,7 @@ from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.tree import Value, trace
 from lazytpu.observe import metrics
-from lazytpu.passes.shardings import with_shardings
+from lazytpu.passes.result_shardings import with_shardings
 from lazytpu.runtime import compiler, executables, index_checks, tiers
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.least_recent import LeastRecent

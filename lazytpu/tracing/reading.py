@@ -12,7 +12,7 @@ from lazytpu.ir.tree import trace
 from lazytpu.ir.types import Size
 from lazytpu.location import site
 from lazytpu.observe import metrics
-from lazytpu.passes.shardings import with_shardings
+from lazytpu.passes.result_shardings import with_shardings
 from lazytpu.runtime import index_checks, transfers
 from lazytpu.runtime.client import Buffer
 from lazytpu.tensors.layout import Layout

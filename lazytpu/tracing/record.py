@@ -28,7 +28,7 @@ from lazytpu.tensors.storage import Alias, Cell, Storage, commit, resolve
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.tracing import dynamic_scalars
 from lazytpu.tracing.infer import infer
-from lazytpu.tracing.meshes import on_mesh
+from lazytpu.tracing.mesh_of_step import on_mesh
 
 lock = threading.RLock()  # held by misses, cuts and everything off the hot path
 _KIND = {float: "f", int: "i", bool: "i", complex: "c"}

@@ -15,7 +15,7 @@ from lazytpu.tensors.layout import Layout, layout_of
 from lazytpu.tensors.storage import Storage, cell_at, resolve, write_buffer
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing import shardings_kept
-from lazytpu.tracing.meshes import on_mesh
+from lazytpu.tracing.mesh_of_step import on_mesh
 from lazytpu.tracing.record import cell_of, load, lock, record
 from lazytpu.tracing.transaction import Transaction
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, TensorWriteData, WriteItem, WriteItemType
 
-from lazytpu.spmd.parts import Box, boxes, fill, parts_of
+from lazytpu.spmd.tensor_parts import Box, boxes, fill, parts_of
 from lazytpu.tracing.record import is_device_tensor
 
 State = dict[str, object]
