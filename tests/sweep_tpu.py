@@ -46,7 +46,7 @@ SPREAD = [(name, how) for name in ("gpt", "resnet18") for how in ("DP", "FSDP", 
 _CUSTOM = re.compile(r"stablehlo\.custom_call @([\w.]+)")
 _OF_SHARDINGS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}
 Result = dict[str, Any]
-ENDED = "not known: its process ended twice, by itself or at a limit of time"
+ENDED = "unknown: the process that compiled it crashed or timed out, twice"
 
 
 # --- models -----------------------------------------------------------------------------------------------
@@ -190,8 +190,8 @@ def _to_device(x: object) -> object:
 HEAD = """\
 # What compiles for TPUs
 
-The project is developed on machines without a TPU. XLA's compiler for TPUs runs on any machine, and this page shows
-what it makes of the programs: models, and the operators of torch's database. `python -m tests.sweep_tpu` does it and
+The project is developed on machines without a TPU, but XLA's compiler for TPUs runs on any machine. This page shows
+what it does with models and with the operators of torch's database. `python -m tests.sweep_tpu` runs the compiler and
 writes the page ([how to run the sweeps](../how-to/run-the-sweeps.md)). It shows that programs lower and compile, and
 what they need; it does not show that they compute the right numbers, or how fast.
 """
