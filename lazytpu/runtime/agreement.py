@@ -10,6 +10,7 @@ its own; if not, all ranks raise, and no tensor has changed.
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from lazytpu.location import site
 from lazytpu.lowering.support import shardings
 from lazytpu.observe import metrics
 from lazytpu.passes.pieces import collectives_of, pieces_of
-from lazytpu.runtime import processes, together, world
+from lazytpu.runtime import differing, processes, together, world
 from lazytpu.runtime.client import Buffer, ScalarArray
 from lazytpu.runtime.comparison import by_rank, check_inputs, name_of
 from lazytpu.runtime.disk_cache.provenance import sources_digest
@@ -151,7 +152,8 @@ def _agreed(
         told = others.tell(
             tag,
             members,
-            _description(graph, done, line) | {"numbers": [str(n) for x in numbers for n in x.tolist()]},
+            _description(graph, done, line)
+            | {"numbers": [str(n) for x in numbers for n in x.tolist()], "attributes": differing.attributes(graph)},
             line,
             config.collective_timeout,
         )
@@ -171,6 +173,7 @@ def _agreed(
                 fix="record the same ops on all ranks: read values, and print them, outside of `if rank == 0:`",
             )
         _in_pieces[pattern] = where, count
+        differing.make_inputs(graph, {rank: said["attributes"] for rank, said in told.items()})
     events.ran_in_pieces(where)
     return done + count
 
@@ -235,13 +238,17 @@ def _first_difference(graph: Graph, told: Told, tag: str) -> str:
 
 
 def check_versions() -> None:
-    """Raise where ranks run different versions; called once they are connected.
+    """Raise where ranks run different versions, or flags of XLA; called once they are connected.
+
+    So all compile equal graphs alike, with the collectives in the same order.
 
     Raises:
         WorldError: names them.
     """
     own = {"torch": torch.__version__, "jax": jax.__version__, "lazytpu": sources_digest()[:12]}
-    text = ", ".join(f"{name} {version}" for name, version in own.items())
+    flags = [f for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") for f in os.environ.get(name, "").split()]
+    flags = sorted({f for f in flags if not f.startswith("--xla_dump")})
+    text = ", ".join([*[f"{name} {version}" for name, version in own.items()], *flags])
     others = world.ranks()
     members = tuple(range(others.size))
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lazytpu.ir.changing_numbers import remember, set_aside, type_of_number
 from lazytpu.ir.op_schema import ABSENT, Op
 from lazytpu.ir.tree import Node, Value, trace
 from lazytpu.lowering.registry import dynamic_arguments
-
-_ASIDE = object()  # begins a key that no op has
 
 
 def node_with_other_scalars(node: Node) -> tuple[Node | None, tuple[int, ...]]:
@@ -32,6 +31,8 @@ def node_with_other_scalars(node: Node) -> tuple[Node | None, tuple[int, ...]]:
         if other.op is node.op and _types(other) == _types(node):
             keys = enumerate(zip(node.key[1:], other.key[1:], strict=True))
             changed = [i for i, (x, y) in keys if not _alike(x, y)]
+            if not changed and known.get(other.key) is not other:  # set aside by `make_inputs`, say
+                changed = [*((other.parent and other.parent.dynamic) or {}).get(node.op, ())]
             if all(_is_number(node, other, i) for i in changed) and (changed or trace.shadow is not None):
                 return other, tuple(changed)
     return None, ()
@@ -55,36 +56,9 @@ def _types_of(value: Value) -> object:
 
 
 def _is_number(node: Node, other: Node, position: int) -> bool:
-    kinds = [_number_type(n.key[position + 1]) for n in (node, other)]
+    kinds = [type_of_number(n.key[position + 1]) for n in (node, other)]
     dynamic = kinds[0] is not None and kinds[0] is kinds[1]
     return dynamic and node.op.arguments[position].name in dynamic_arguments(node.op.recorded)
-
-
-def _number_type(key: object) -> type | None:
-    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):  # a `Scalar` that is an attribute
-        key = key[1]
-    kind = key if isinstance(key, type) else type(key)
-    return kind if kind in (int, float) else None
-
-
-def remember(parent: Node, op: Op, changed: Sequence[int]) -> tuple[int, ...]:
-    """Note that numbers at these positions change in an op after ``parent``; return all that do."""
-    known = parent.dynamic or {}
-    positions = tuple(sorted({*known.get(op, ()), *changed}))
-    parent.dynamic = {**known, op: positions}
-    return positions
-
-
-def set_aside(node: Node) -> None:
-    """Keep the node of a number that is seen to change out of reach: other numbers and this one take the same program.
-
-    Explanations still find it beside the node that takes the number as an input.
-    """
-    assert node.parent is not None
-    siblings = node.parent.children
-    if siblings.get(node.key) is node:
-        del siblings[node.key]
-        siblings[_ASIDE, node.key] = node
 
 
 def key_of(positions: Sequence[int], key: Any, bound: Sequence[Any]) -> Any:
@@ -104,3 +78,6 @@ def known_node(parent: Node, op: Op, key: Any, bound: Sequence[Any], numbers: li
     if node is not None:
         numbers += [bound[position] for position in positions]
     return node
+
+
+__all__ = ["key_of", "known_node", "remember", "set_aside", "twin_with_other_numbers"]
