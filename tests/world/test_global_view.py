@@ -109,7 +109,11 @@ def test_a_second_run_of_a_world_starts_without_xla(tmp_path: Path) -> None:
         from lazytpu import spmd
         x = spmd.mark_sharding(torch.ones(8, 4).to(lazytpu.device()), spmd.Mesh((4,), ("data",)), ("data",))
         print((x @ x.T).sum().item(), lazytpu.metrics.counter("compile"), lazytpu.metrics.counter("disk_hit"))
+        torch.distributed.init_process_group()
+        y = torch.ones(3, device=lazytpu.device())
+        torch.distributed.all_reduce(y)
+        print(y[0].item(), lazytpu.metrics.counter("compile"), lazytpu.metrics.counter("disk_hit"))
     """
     settings = {**SETTINGS, "LAZYTPU_DISK_CACHE": "1", "LAZYTPU_DISK_CACHE_DIR": str(tmp_path), "XLA_FLAGS": flags(2)}
     printed = [[done.stdout for done in run_world(code, 2, **settings)] for _ in range(2)]
-    assert printed == [["256.0 1 0\n"] * 2, ["256.0 0 1\n"] * 2]
+    assert printed == [["256.0 1 0\n2.0 2 0\n"] * 2, ["256.0 0 1\n2.0 0 2\n"] * 2]

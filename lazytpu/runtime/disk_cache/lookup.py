@@ -29,7 +29,7 @@ _written: deque[Future[None]] = deque(maxlen=100)
 def key_of(graph: Graph) -> str:
     """Return the disk cache's key of a graph; empty where it is off, graphs are dumped, or this one cannot be kept."""
     # A dump wants the positions of ops, which one on disk does not have.
-    if not config.disk_cache or config.dump or graph.patterns:
+    if not config.disk_cache or config.dump:
         return ""
     key = serialized.key_of(graph, jax.local_devices()[0]) if is_portable(graph) else ""
     if not key:
