@@ -45,6 +45,7 @@ class Coordinator:
         self.selector = selectors.DefaultSelector()
         self.listener = listener
         self.ranks: dict[socket.socket, int] = {}
+        self.connections: dict[int, socket.socket] = {}  # by rank
         self.begun: dict[socket.socket, bytes] = {}  # of each connection, the line that is not complete
         self.left: set[int] = set()
         self.log: list[bytes] = []  # lines about ranks that are gone, for those that connect later
@@ -90,6 +91,7 @@ class Coordinator:
         word, _, rest = line.partition(b" ")
         if word == b"here":
             self.ranks[connection] = int(rest)
+            self.connections[int(rest)] = connection
             for old in self.log:
                 self._send(connection, old)
             return
@@ -138,14 +140,15 @@ class Coordinator:
         self.begun.pop(connection, None)
         rank = self.ranks.pop(connection, None)
         if rank is not None:
+            del self.connections[rank]
             line = b"%d %s\n" % (rank, b"left" if rank in self.left else b"died")
             self.log.append(line)
             self._send_to(range(self.size), line)
 
     def _send_to(self, ranks: Collection[int], line: bytes) -> None:
-        for connection, rank in list(self.ranks.items()):
-            if rank in ranks:
-                self._send(connection, line)
+        for rank in ranks:
+            if rank in self.connections:
+                self._send(self.connections[rank], line)
 
     def _send(self, connection: socket.socket, line: bytes) -> None:
         try:
