@@ -44,6 +44,7 @@ from lazytpu.torch_backend import (
     module_moves,
     saving,
     shields,
+    streams,
     torch_module,
 )
 from lazytpu.tracing import meta_kernels, scalar_checks
@@ -92,6 +93,7 @@ def register() -> None:
     autocast.register()
     saving.register()
     module_moves.register()
+    streams.register()
     fork.register()
     generator.register()
     libraries.register()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
+import torch
+
+from lazytpu.config import config
 from lazytpu.tracing import cutting, step
 
 
@@ -89,3 +93,16 @@ class Stream:
 
     def __hash__(self) -> int:
         return hash(Stream)
+
+
+def register() -> None:
+    """Have ``record_stream`` of any tensor take a stream of the device: nothing is freed before it was used."""
+    name = "record_stream"
+    torchs = getattr(torch.Tensor, name)
+
+    @functools.wraps(torchs)
+    def record_stream(self: torch.Tensor, stream: object) -> None:
+        if not isinstance(stream, Stream) or self.device.type != config.device_name:
+            torchs(self, stream)
+
+    setattr(torch.Tensor, name, record_stream)
