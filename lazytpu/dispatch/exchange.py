@@ -137,6 +137,15 @@ def scatter(x: Tensor, source: int, group: Group) -> Tensor:
     return found
 
 
+def settle() -> None:
+    """Start what is recorded, if it holds collectives: this process is about to wait for others on the host.
+
+    They may wait for its part of these collectives, and come to the host's only afterwards.
+    """
+    if trace.exchanges:
+        cut("collective on the host")
+
+
 def _copied(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -187,4 +196,5 @@ __all__ = [
     "group_of",
     "reduce_scatter",
     "scatter",
+    "settle",
 ]

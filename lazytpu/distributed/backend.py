@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+from collections.abc import Callable
+
 import torch.distributed as dist
 
 from lazytpu.config import config
-from lazytpu.distributed import ddp, fsdp
+from lazytpu.dispatch import exchange
+from lazytpu.distributed import ddp, dtensor, fsdp, sync_batch_norm
 from lazytpu.distributed.process_group import LazyProcessGroup
 from lazytpu.ir.op_schema import Arg
-from lazytpu.runtime import world
+from lazytpu.runtime import together, world
 
 NAME = "lazytpu"
 
@@ -20,12 +25,44 @@ def register(name: str = NAME) -> None:
         if name == NAME:
             ddp.register()
             fsdp.register()
+            dtensor.register()
+            sync_batch_norm.register()
+            _settle_before_host_collectives()
+
+
+_COLLECTIVES = """
+    allgather allgather_coalesced allreduce allreduce_coalesced alltoall alltoall_base barrier broadcast gather
+    recv recv_anysource reduce reduce_scatter scatter send _allgather_base _reduce_scatter_base
+    all_gather_single all_to_all_single reduce_scatter_single
+""".split()
+
+
+def _settle_before(call: Callable[..., Arg]) -> Callable[..., Arg]:
+    @functools.wraps(call)
+    def settled(*args: Arg, **kwargs: Arg) -> Arg:
+        exchange.settle()
+        return call(*args, **kwargs)
+
+    return settled
+
+
+def _settle_before_host_collectives() -> None:
+    """Have groups of other backends start what is recorded before their collectives, as `LazyProcessGroup` does."""
+    for name in _COLLECTIVES:
+        if name in vars(dist.ProcessGroup):
+            setattr(dist.ProcessGroup, name, _settle_before(vars(dist.ProcessGroup)[name]))
+
+
+def _settle_at_exit() -> None:
+    if not together.has_failed():
+        exchange.settle()
 
 
 def _made(options: Arg, _: object = None) -> LazyProcessGroup:
     ranks = list(options.global_ranks_in_group)
     if not ranks:
         world.connect(options.store, options.group_rank, options.group_size)
+        atexit.register(_settle_at_exit)
     size = dist.get_world_size() if ranks else options.group_size
     return LazyProcessGroup(options.store, ranks, options.group_rank, options.group_size, size, options.timeout)
 

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lazytpu.config import config
 from lazytpu.dispatch import exchange
+from lazytpu.distributed import unused_parameters
 from lazytpu.ir.op_schema import Arg, aten
 from lazytpu.runtime import transfers
 from lazytpu.tensors.storage import resolve, write_buffer
@@ -28,7 +30,7 @@ through_host: list[bool] = []
 """Not empty while collectives go through the host."""
 
 
-def _during(flags: list[bool], function: Callable[_P, _R]) -> Callable[_P, _R]:
+def during(flags: list[bool], function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return a function with a flag set while it runs."""
 
     @functools.wraps(function)
@@ -59,12 +61,25 @@ class _Filled(TorchDispatchMode):
         return made
 
 
-def _rebuilt(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def _under(mode: Arg, function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return a function that runs under a mode."""
+
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        filled: Arg = _Filled
-        with filled():
+        with mode():
             return function(*args, **kwargs)
+
+    return call
+
+
+def _any_device(check: Callable[[Arg, Callable[..., object]], None]) -> Callable[[Arg, Callable[..., object]], None]:
+    """Return a check of hooks that knows that this device has bfloat16, which torch says of NCCL only."""
+
+    @functools.wraps(check)
+    def call(self: Arg, hook: Callable[..., object]) -> None:
+        if self.device_type == config.device_name and getattr(hook, "__name__", "").startswith("bf16_compress"):
+            return
+        check(self, hook)
 
     return call
 
@@ -73,11 +88,15 @@ def register() -> None:
     """Wrap the functions of DDP that do such things."""
     reducer = vars(dist)["Reducer"]
     module = DistributedDataParallel
-    reducer._rebuild_buckets = _during(through_host, _rebuilt(reducer._rebuild_buckets))
+    reducer._rebuild_buckets = during(through_host, _under(_Filled, reducer._rebuild_buckets))
+    reducer.__init__ = _under(unused_parameters.UsedOnHost, reducer.__init__)
+    reducer._set_static_graph = _under(unused_parameters.UsedOnHost, reducer._set_static_graph)
     verify = "_verify_params_across_processes"
-    vars(dist)[verify] = _during(through_host, vars(dist)[verify])
+    vars(dist)[verify] = during(through_host, vars(dist)[verify])
+    hooks = "_check_comm_hook"
+    setattr(module, hooks, _any_device(getattr(module, hooks)))
     buffers = "_distributed_broadcast_coalesced"  # at each forward pass
-    setattr(module, buffers, _during(exchange.alike, getattr(module, buffers)))
+    setattr(module, buffers, during(exchange.alike, getattr(module, buffers)))
 
 
-__all__ = ["register", "through_host"]
+__all__ = ["during", "register", "through_host"]

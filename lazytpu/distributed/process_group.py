@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from lazytpu.dispatch import exchange
 from lazytpu.dispatch.collectives import groups
 from lazytpu.dispatch.exchange import Group, Reduction, group_of
-from lazytpu.distributed import ddp
-from lazytpu.distributed.work import Awaited, done
+from lazytpu.distributed import ddp, unused_parameters
+from lazytpu.distributed.work import Awaited, Patient, done
 from lazytpu.errors import LazyTPUError
 from lazytpu.ir.op_schema import Arg
 from lazytpu.tensors.tensor import LazyTensor
@@ -60,6 +60,12 @@ class LazyProcessGroup(dist.ProcessGroup):
         self.members: Group = group_of(ranks or range(size), place, world, self._numbers_of_all)
         self._store = store
 
+    @property
+    def _host(self) -> Arg:
+        """Gloo, for a collective that starts now."""
+        exchange.settle()
+        return self._gloo
+
     def _numbers_of_all(self, numbers: Sequence[int]) -> list[list[int]]:
         own = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(own) for _ in range(self.members.size)]
@@ -96,6 +102,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         return self._store
 
     def shutdown(self) -> None:
+        exchange.settle()
         self._forget()
 
     def abort(self) -> None:
@@ -119,7 +126,9 @@ class LazyProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Tensors, opts: Options = None, timeout: Options = None) -> Work:
         tensors = _listed(tensors)
         if not _on_device(tensors):
-            return self._gloo.allreduce(tensors, *_given(opts))
+            if unused_parameters.is_map(tensors[0]):
+                return Patient(self._gloo.allreduce(tensors, *_given(opts)), tensors)
+            return self._host.allreduce(tensors, *_given(opts))
         reduction = _reduction(opts)
         for x in tensors:
             _write(x, exchange.all_reduce(_read(x), reduction, self.members))
@@ -127,13 +136,13 @@ class LazyProcessGroup(dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Options = None) -> Work:
         if not _on_device(tensors):
-            return self._gloo.allreduce_coalesced(tensors, *_given(opts))
+            return self._host.allreduce_coalesced(tensors, *_given(opts))
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Options = None, op: Options = None, timeout: Options = None) -> Work:
         tensors = _listed(tensors)
         if not _on_device(tensors):
-            return self._gloo.reduce(tensors, *_given(opts))
+            return self._host.reduce(tensors, *_given(opts))
         reduction = _reduction(op if isinstance(opts, int) else opts)
         for x in tensors:
             found = exchange.all_reduce(_read(x), reduction, self.members)
@@ -143,7 +152,7 @@ class LazyProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
         if not _on_device([output, input]):
-            return _named(self._gloo, "reduce_scatter_single", "_reduce_scatter_base")(output, input, *_given(opts))
+            return _named(self._host, "reduce_scatter_single", "_reduce_scatter_base")(output, input, *_given(opts))
         rows = _read(input).reshape(self.members.size, -1)
         _write(output, exchange.reduce_scatter(rows, _reduction(opts), self.members).reshape(output.shape))
         return done([output])
@@ -152,7 +161,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         if not _on_device(outputs):
-            return self._gloo.reduce_scatter(outputs, inputs, *_given(opts))
+            return self._host.reduce_scatter(outputs, inputs, *_given(opts))
         for output, parts in zip(outputs, inputs, strict=True):
             rows = torch.stack([_read(x).reshape(-1) for x in parts])
             _write(output, exchange.reduce_scatter(rows, _reduction(opts), self.members).reshape(output.shape))
@@ -169,7 +178,7 @@ class LazyProcessGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
         if not _on_device([output, input]):
-            return _named(self._gloo, "all_gather_single", "_allgather_base")(output, input, *_given(opts))
+            return _named(self._host, "all_gather_single", "_allgather_base")(output, input, *_given(opts))
         _write(output, exchange.all_gather(_read(input), self.members).reshape(output.shape))
         return done([output])
 
@@ -182,16 +191,16 @@ class LazyProcessGroup(dist.ProcessGroup):
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         if not _on_device(inputs):
-            return self._gloo.allgather(outputs, inputs, *_given(opts))
+            return self._host.allgather(outputs, inputs, *_given(opts))
         if ddp.through_host:
-            return self._through_host(self._gloo.allgather, outputs, inputs, opts)
+            return self._through_host(self._host.allgather, outputs, inputs, opts)
         for parts, x in zip(outputs, inputs, strict=True):
             _write_parts(parts, exchange.all_gather(_read(x)[None], self.members))
         return done(outputs)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None) -> Work:
         if not _on_device(inputs):
-            return self._gloo.allgather_coalesced(outputs, inputs, *_given(opts))
+            return self._host.allgather_coalesced(outputs, inputs, *_given(opts))
         for i, x in enumerate(inputs):
             _write_parts([parts[i] for parts in outputs], exchange.all_gather(_read(x)[None], self.members))
         return done(outputs)
@@ -200,7 +209,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         if isinstance(inputs, Tensor):
             outputs, inputs = ([outputs] if outputs else []), [inputs]
         if not _on_device(inputs):
-            return self._gloo.gather(outputs, inputs, *_given(opts))
+            return self._host.gather(outputs, inputs, *_given(opts))
         here = self.members.place == _root(opts)
         for i, x in enumerate(inputs):
             found = exchange.all_gather(_read(x)[None], self.members)
@@ -213,9 +222,9 @@ class LazyProcessGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Tensors, opts: Options = None, timeout: Options = None) -> Work:
         tensors = _listed(tensors)
         if not _on_device(tensors):
-            return self._gloo.broadcast(tensors, *_given(opts))
+            return self._host.broadcast(tensors, *_given(opts))
         if ddp.through_host:
-            return self._through_host(self._gloo.broadcast, tensors, tensors, opts)
+            return self._through_host(self._host.broadcast, tensors, tensors, opts)
         for x in tensors:
             _write(x, exchange.broadcast(_read(x), _root(opts), self.members))
         return done(tensors)
@@ -224,7 +233,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], ([inputs] if inputs else [])
         if not _on_device(outputs):
-            return self._gloo.scatter(outputs, inputs, *_given(opts))
+            return self._host.scatter(outputs, inputs, *_given(opts))
         root = _root(opts)
         for i, output in enumerate(outputs):
             if self.members.place == root:
@@ -244,7 +253,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         timeout: Options = None,
     ) -> Work:
         if not _on_device([output, input]):
-            return _named(self._gloo, "all_to_all_single", "alltoall_base")(
+            return _named(self._host, "all_to_all_single", "alltoall_base")(
                 output, input, output_split_sizes, input_split_sizes, *_given(opts)
             )
         n = self.members.size
@@ -259,7 +268,7 @@ class LazyProcessGroup(dist.ProcessGroup):
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None) -> Work:
         if not _on_device(inputs):
-            return self._gloo.alltoall(outputs, inputs, *_given(opts))
+            return self._host.alltoall(outputs, inputs, *_given(opts))
         out_rows, in_rows = [[x.numel() for x in xs] for xs in (outputs, inputs)]
         flat = torch.cat([_read(x).reshape(-1) for x in inputs])
         found = exchange.all_to_all_in_parts(flat, out_rows, in_rows, self.members)
@@ -270,26 +279,26 @@ class LazyProcessGroup(dist.ProcessGroup):
     # --- from one to another, through the host ------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Work:
-        return self._gloo.send([x.detach().cpu().contiguous() for x in _listed(tensors)], dstRank, tag)
+        return self._host.send([x.detach().cpu().contiguous() for x in _listed(tensors)], dstRank, tag)
 
     def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Work:
         tensors = _listed(tensors)
         if not _on_device(tensors):
-            return self._gloo.recv(tensors, srcRank, tag)
+            return self._host.recv(tensors, srcRank, tag)
         hosts = [torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in tensors]
-        return _received(self._gloo.recv(hosts, srcRank, tag), tensors, hosts)
+        return _received(self._host.recv(hosts, srcRank, tag), tensors, hosts)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         tensors = _listed(tensors)
         if not _on_device(tensors):
-            return self._gloo.recv_anysource(tensors, tag)
+            return self._host.recv_anysource(tensors, tag)
         hosts = [torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in tensors]
-        return _received(self._gloo.recv_anysource(hosts, tag), tensors, hosts)
+        return _received(self._host.recv_anysource(hosts, tag), tensors, hosts)
 
     def barrier(self, opts: Options = None, timeout: Options = None) -> Work:
         """Run what is pending, wait for it and for the other members."""
         wait()
-        return self._gloo.barrier()
+        return self._host.barrier()
 
     # Names of torch before 2.13.
     _allgather_base = all_gather_single

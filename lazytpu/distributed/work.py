@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -9,7 +10,10 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from lazytpu.dispatch import exchange
 from lazytpu.ir.op_schema import Arg
+
+_PATIENCE_S, _LOOK_S = 1.0, 0.0002
 
 _work_of: Callable[[torch.futures.Future[object]], Arg] = vars(c10d)["_create_work_from_future"]
 
@@ -59,4 +63,23 @@ class Awaited(dist.Work):
         return future
 
 
-__all__ = ["Awaited", "done"]
+class Patient(Awaited):
+    """The work of something on the host in the middle of a step, which is not cut for it unless others are late.
+
+    These may wait for the collectives that this process has recorded and not started.
+    """
+
+    def __init__(self, work: dist.Work, results: object) -> None:
+        super().__init__([work], lambda: None, results)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait; start what is recorded if that takes long."""
+        late = time.monotonic() + _PATIENCE_S
+        while not self.is_completed() and time.monotonic() < late:
+            time.sleep(_LOOK_S)
+        if not self.is_completed():
+            exchange.settle()
+        return super().wait(timeout)
+
+
+__all__ = ["Awaited", "Patient", "done"]

@@ -56,6 +56,11 @@ def wait(buffers: Sequence[Buffer]) -> None:
             raise
 
 
+def has_failed() -> bool:
+    """Return whether an exception has ended the program."""
+    return bool(_failed)
+
+
 def _is_ready(buffer: Buffer) -> bool:
     return buffer.is_deleted() or bool(vars(type(buffer))["is_ready"](buffer))  # which jax's stubs leave out
 
