@@ -139,7 +139,7 @@ def test_tensor_parallel() -> None:
         losses = train(net, optimizer, device, ranks=1, place=0)
         return losses, [p.to_local() if hasattr(p, "to_local") else p for p in net.parameters()]
 
-    one_program_a_step(run, 12)
+    one_program_a_step(run, 3)
 
 
 @on_ranks(4, alone=True)
