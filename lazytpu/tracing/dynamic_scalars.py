@@ -80,4 +80,4 @@ def known_node(parent: Node, op: Op, key: Any, bound: Sequence[Any], numbers: li
     return node
 
 
-__all__ = ["key_of", "known_node", "remember", "set_aside", "twin_with_other_numbers"]
+__all__ = ["key_of", "known_node", "node_with_other_scalars", "remember", "set_aside"]
