@@ -36,7 +36,7 @@ def taking_any(overload: OpOverload, kernel: Kernel) -> Kernel:
         tensor: torch.Tensor, indices: Indices, values: torch.Tensor, *args: object, **kwargs: object
     ) -> object:
         if is_device_tensor(tensor) and _each_place_has_its_value(tensor, indices, values):
-            indices = _as_places(indices)
+            indices = _as_places(tensor, indices)
         return inner(tensor, indices, values, *args, **kwargs)
 
     return writing
@@ -71,9 +71,22 @@ def _each_place_has_its_value(tensor: torch.Tensor, indices: Indices, values: to
     return 0 <= behind < values.dim() and values.shape[values.dim() - behind - 1] != 1
 
 
-def _as_places(indices: Indices) -> Indices:
-    """Return the indices, with where masks are true in place of these."""
+def _as_places(tensor: torch.Tensor, indices: Indices) -> Indices:
+    """Return the indices, with where masks are true in place of these.
+
+    Raises:
+        IndexError: a mask is of other sizes than the dimensions that it indexes.
+    """
     places: list[torch.Tensor | None] = []
     for i in indices:
-        places += [i] if i is None or i.dtype not in _MASKS else i.nonzero().unbind(1)
+        if i is None or i.dtype not in _MASKS:
+            places.append(i)
+            continue
+        for dim, (n, size) in enumerate(zip(i.shape, tensor.shape[len(places) :], strict=False)):
+            if n != size:
+                raise IndexError(
+                    f"The shape of the mask {list(i.shape)} at index {dim} does not match the shape of the indexed "
+                    f"tensor {list(tensor.shape)} at index {len(places) + dim}"
+                )
+        places += i.nonzero().unbind(1)
     return places

@@ -35,6 +35,9 @@ _T = TypeVar("_T")
 _LOGGED_AFTER_S = 2.0
 _HALVES = (torch.bfloat16, torch.float16)
 
+# XLA ends the process where the bytes of anything that it makes in between, as wide as 16 an element, pass 2^63.
+_MAX_BYTES = 1 << 58
+
 # What XLA may hand to YNNPACK on CPUs, the first of these that the compiler knows.  By default that is reductions too,
 # with what they are computed from: some of them have wrong values and some end the process, and those of half precision
 # are not rounded (docs/explanation/xla-bugs.md).  Products and convolutions by themselves are right.
@@ -45,7 +48,12 @@ _NONE = ("",)
 
 @regions.region("lower")
 def lower(graph: Graph) -> Any:
-    """Trace a graph through the rules to StableHLO (a ``jax.stages.Lowered``)."""
+    """Trace a graph through the rules to StableHLO (a ``jax.stages.Lowered``).
+
+    Raises:
+        CompileError: a tensor is so large that XLA would end the process.
+    """
+    _check_sizes(graph)
     function = function_of(graph)
     order = [i for part in split_donated(graph, range(len(graph.inputs))) for i in part]
 
@@ -78,6 +86,13 @@ def lower(graph: Graph) -> Any:
         placed = None if graph.mesh is None else result_shardings(graph)
         jitted = jax.jit(traced, donate_argnums=0, compiler_options=options, out_shardings=placed)
         return jitted.trace(donated, retained, *scalars).lower()
+
+
+def _check_sizes(graph: Graph) -> None:
+    largest = max([v.layout.nbytes for node in graph.nodes for v in node.values if v is not None], default=0)
+    if largest > _MAX_BYTES:
+        error = MemoryError(f"RESOURCE_EXHAUSTED: a result of {largest:,} bytes")
+        raise failure(CompileError, "could not compile", graph, error)
 
 
 def argument_types(graph: Graph) -> tuple[list[Any], list[Any], list[Any]]:

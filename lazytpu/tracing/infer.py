@@ -24,6 +24,7 @@ from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.observe import metrics
 from lazytpu.tensors.layout import Layout, root_layout
 from lazytpu.tracing import eager_checks
+from lazytpu.tracing.ranges import arange_on_meta
 from lazytpu.tracing.sample_tensors import (
     call_with_samples,
     dry_run,
@@ -64,6 +65,7 @@ _NORMS = {
 _CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}  # strides depend on the device's kernel
 _POW = aten.pow.Tensor_Scalar
 _CAT = aten.cat.default
+_ARANGES = {aten.arange.default, aten.arange.start, aten.arange.start_step}
 
 
 def infer(op: Op, node: Node) -> Types:
@@ -212,6 +214,8 @@ def _on_meta(overload: OpOverload, named: Mapping[str, object]) -> object:
         return _on_fake(overload, named)
     if overload is _POW and type(named["exponent"]) is bool and operands[0].dtype is torch.bool:
         return dry_run(overload, named)  # the meta kernel takes the exponent for an integer
+    if overload in _ARANGES:
+        return arange_on_meta(overload, named)
     try:
         results = call_with_samples(overload, named)
     except NotImplementedError as error:

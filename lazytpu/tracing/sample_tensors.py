@@ -64,7 +64,7 @@ class _Samples:
     resize: Resize | None
     dtypes: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
     memories: dict[Storage, torch.Tensor] = field(default_factory=dict)
-    tensors: dict[tuple[Storage, Layout], torch.Tensor] = field(default_factory=dict)
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)  # by the identity of what they stand for
 
     def of(self, x: Any, name: str, written: bool) -> Any:
         """Return what takes the place of an argument: samples for tensors and scalar inputs, in lists too."""
@@ -78,7 +78,7 @@ class _Samples:
             dtype = x.dtype
             return self._new((), (), dtype, False) if isinstance(dtype, torch.dtype) else sample_scalar(name, dtype)
         if isinstance(x, torch.Tensor) and self.resize is None and x.device.type == LazyTensor.device_type:
-            return self._in_storage(*resolve(adopt(x)))
+            return self._in_storage(x)
         return self._new(x.shape, x.stride(), x.dtype, written) if isinstance(x, torch.Tensor) else x
 
     def _new(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, written: bool) -> torch.Tensor:
@@ -89,14 +89,15 @@ class _Samples:
             return self._filled(torch.empty((), dtype=dtype, device=self.device)).expand(*size)
         return self._filled(torch.empty_strided(size, stride, dtype=dtype, device=self.device))
 
-    def _in_storage(self, storage: Storage, layout: Layout) -> torch.Tensor:
-        known = self.tensors.get((storage, layout))
-        if known is not None:  # torch asks for the very tensor where it has no elements
+    def _in_storage(self, x: torch.Tensor) -> torch.Tensor:
+        known = self.tensors.get(id(x))
+        if known is not None:  # torch asks whether it is the very tensor, not an equal view, where it has no elements
             return known
+        storage, layout = resolve(adopt(x))
         if storage not in self.memories:
             self.memories[storage] = _memory(storage.layout, self.device)
         made = self._filled(sample_in_storage(storage.layout, layout, self.device, self.memories[storage]))
-        self.tensors[storage, layout] = made
+        self.tensors[id(x)] = made
         return made
 
     def _filled(self, sample: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,8 @@ CASES: list[tuple[tuple[Any, ...], tuple[int, ...]]] = [
     ((PLACES, FOUR), (3, 5)),
     ((ALL, PLACES), (3, 2, 5)),
     ((PLACES, ALL, torch.tensor(1)), (4,)),
+    *[((THREE, FIVE), shape) for shape in ((2, 5), ())],  # FIVE is of another size than what it indexes
+    *[((ALL, TABLE), shape) for shape in ((3, 6), ())],
 ]
 
 

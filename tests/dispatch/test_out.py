@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from tests.support.lockstep import Case, check, numbers
+
+
+def _selected(out: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], on: Any) -> torch.Tensor:
+    return torch.index_select(view(out), 0, torch.arange(0, device=on), out=out)
+
 
 OUTS: dict[str, Case] = {
     "new": lambda on: torch.add(numbers(2, 3, device=on), 1, out=torch.empty(0, device=on)),
@@ -35,6 +43,8 @@ OUTS: dict[str, Case] = {
     "kron": lambda on: torch.kron(
         numbers(2, 2, device=on), numbers(2, device=on), out=torch.zeros(2, 4, 2, device=on)[..., 1]
     ),
+    "empty, a view of it": lambda on: _selected(torch.empty(0, device=on), lambda x: x[:0], on),
+    "empty, itself": lambda on: _selected(torch.empty(0, device=on), lambda x: x, on),
     "all": lambda on: torch.all(numbers(2, 3, device=on), 1, out=torch.empty(2, device=on, dtype=torch.bool)),
     "clamp": lambda on: torch.clamp(numbers(5, device=on), 1, 3, out=torch.empty(5, device=on)),
     "where": lambda on: torch.where(

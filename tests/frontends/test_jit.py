@@ -169,6 +169,35 @@ def test_a_size_that_depends_on_values_is_refused_with_its_remedy(device, functi
     assert "test_jit.py" in str(raised.value)
 
 
+def _written(x):
+    x = x.clone()
+    x[[True, False]] = 3
+    x[:, [False, True, True]] *= 2
+    x[[[True, True, False], [False, True, True]],] += 9
+    return x
+
+
+WRITTEN_MASKS = {
+    "rows": lambda x: x[[True, False]].sum(0),
+    "columns": lambda x: x[:, [True, False, True]] * x[:, [True, False, True]].shape[1],
+    "none": lambda x: x[[False, False]],
+    "elements": lambda x: x[[[True, False, True], [False, True, True]],],
+    "a tensor": lambda x: x[0, torch.tensor([True, False, True])].view(2),
+    "writes": _written,
+}
+
+
+@pytest.mark.parametrize("function", WRITTEN_MASKS.values(), ids=WRITTEN_MASKS)
+def test_masks_that_are_written_out(function, device):
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(lazytpu.jit(function)(x.to(device)).cpu(), function(x))
+
+
+def test_a_mask_whose_size_a_later_op_tells_is_refused(device):
+    with pytest.raises(UnsupportedOpError, match="depends on the values"):
+        lazytpu.jit(lambda x: x[x > 0].view(3))(torch.ones(3).to(device))
+
+
 VIEWS = {
     "split": lambda a: (*a.split(1), a * 2),
     "unbind": lambda a: a.t().unbind(1)[1],

@@ -111,10 +111,10 @@ def broadcast(rng: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n if rng.random() < 0.6 else 1 for n in shape)
 
 
-def _twin(t: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor on the device with the same strides and offset."""
+def _twin(t: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on a device in new memory, with the same strides and offset."""
     whole = torch.as_strided(t, (t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
-    return whole.to(device).as_strided(t.shape, t.stride(), t.storage_offset())
+    return whole.to(device, dtype, copy=True).as_strided(t.shape, t.stride(), t.storage_offset())
 
 
 def _call_of(op: Any, rng: random.Random, dtype: torch.dtype, special: bool) -> tuple[Call, list[Any], dict[str, Any]]:
@@ -195,10 +195,10 @@ def _results(call: Call, args: Any, kwargs: Any, device: torch.device, grad: boo
     def given(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return {torch.float32: torch.float64}.get(x, x) if wide and isinstance(x, torch.dtype) else x
+        dtype = x.dtype
         if wide and (x.is_floating_point() or x.is_complex()):
-            x = x.to(torch.complex128 if x.is_complex() else torch.float64)
-        x = _twin(x, device) if device.type != "cpu" else x.clone(memory_format=torch.preserve_format)
-        x = x.detach().requires_grad_(grad and x.is_floating_point())
+            dtype = torch.complex128 if x.is_complex() else torch.float64
+        x = _twin(x, device, dtype).detach().requires_grad_(grad and x.is_floating_point())
         memo.append(x)
         return x
 

@@ -126,6 +126,22 @@ def test_what_only_meta_kernels_refuse_is_taken(call: Call, device: torch.device
     torch.testing.assert_close(got.cpu(), call(torch.ones), rtol=0, atol=0)
 
 
+LAST = 2**63 - 1
+RANGES = [(0, 3, 0.5), (0, 3.7), (2**53, 2**53 + 5), (LAST - 4, LAST), (-LAST, LAST, 2**62), (LAST, LAST - 4, 2**60)]
+RANGES += [(5, 0), (5, 0, -2), (0, 1, 0), (0, float("nan")), (0, 1e30), (True, 4), (1, 4, 1.0), (0, 1e19, 1e18)]
+
+
+def test_the_length_of_a_range_is_that_of_the_cpu(device: torch.device) -> None:
+    wrong = []
+    for numbers, dtype in product(RANGES, (None, torch.int64, torch.int32, torch.float32)):
+        expected, error = error_of(lambda: torch.arange(*numbers, dtype=dtype))  # noqa: B023
+        got, refused = error_of(lambda: torch.arange(*numbers, dtype=dtype, device=device))  # noqa: B023
+        same = (got is None) == (expected is None) and str(refused) == str(error)
+        if not same or (got is not None and (got.shape, got.dtype) != (expected.shape, expected.dtype)):
+            wrong.append(f"{numbers} {dtype}: {got if refused is None else refused}, not {expected} {error}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_contents_that_zeros_would_not_have_are_not_refused(device: torch.device) -> None:
     ones = torch.ones(3, dtype=torch.int64, device=device)
     eye = torch.eye(2, device=device)

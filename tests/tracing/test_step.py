@@ -301,6 +301,15 @@ def test_what_a_graph_that_needs_too_much_memory_would_overwrite_is_still_there(
     assert x.tolist() == [2.0] * 8 and x.add_(1).tolist() == [3.0] * 8
 
 
+def test_sizes_at_which_xla_would_end_the_process(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazytpu.config, "compile_after", 1)
+    one = torch.ones(1, device=device)
+    for make in (lambda: torch.arange(0, 1 << 60, dtype=torch.uint8, device=device), lambda: one.expand(1 << 61).sum()):
+        with pytest.raises(lazytpu.errors.CompileError, match=r"(?s)RESOURCE_EXHAUSTED.*test_step\.py:\d+"):
+            make().cpu()
+    assert (one + 1).tolist() == [2.0]
+
+
 def test_memory_is_asked_for_as_the_system_gives_it() -> None:
     assert memory.is_there(1 << 20) and not memory.is_there(1 << 60)
 

@@ -16,6 +16,7 @@ from lazytpu.frontends.dynamo.dump_module import positions_of, weight_names
 from lazytpu.frontends.dynamo.hit import boxed
 from lazytpu.frontends.dynamo.padded_batches import PaddedGraph, Sizes, sizes_of
 from lazytpu.frontends.dynamo.partition import partition
+from lazytpu.frontends.dynamo.written_masks import as_places
 
 
 def backend(module: torch.fx.GraphModule, example_inputs: Sequence[object], **options: Any) -> Callable[..., Any]:
@@ -48,6 +49,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: Sequence[object], **op
     for function, as_one in TRACED.items():
         for node in module.graph.find_nodes(op="call_function", target=function):
             node.target = as_one
+    as_places(module)
     names = weight_names(module)
     made: list[tuple[CompiledGraph | PaddedGraph, Any]] = []
 

@@ -35,6 +35,7 @@ _READ = aten._local_scalar_dense.default
 _LITERAL = 256  # elements of a tensor that is written out in a body
 _SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default, _READ}
 _COPY = aten.copy_.default
+_INDEX = aten.index.Tensor
 STRIDED = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _FULL = op_of(aten.full.default)
@@ -199,6 +200,8 @@ class Conversion(AtenInterpreter):
         )
         layouts: list[Layout | None] = []
         try:
+            if op is _INDEX and any(type(i) is Value and i.layout.dtype is torch.bool for i in args[1]):
+                raise ValueError  # a mask; later ops may have told its size
             node.set_results(*_results(self.node.meta["val"], layouts))
         except (ValueError, RuntimeError) as error:  # torch raises one of several where a size has no number
             raise UnsupportedOpError(
