@@ -17,7 +17,7 @@ _GROUPED = {"vocab_size": 64, "num_key_value_heads": 2, **_SIZES}
 _WAVES = {
     "vocab_size": 16, "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2,
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "hidden_dropout": 0.0, "attention_dropout": 0.0,
-    "feat_proj_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0, "mask_time_prob": 0.0,
+    "feat_proj_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0, "mask_time_prob": 0.0, "final_dropout": 0.0,
 }  # fmt: skip
 _BOTH_SIDES = {
     "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
