@@ -54,9 +54,12 @@ def count(n: float) -> str:
 def databases(record: dict[str, Any]) -> str:
     """The databases of operators, modules and optimizers, by dtype."""
     found = record.get("databases", [])
-    text = "## Databases of torch\n\nAll samples of each entry, compared with the CPU.\n"
-    heads = ("database", "dtype", "entries", "passed at that time", "date", "torch")
-    each = ((d["database"], d["dtype"], d["entries"], d["passed"], d["date"], d["torch"]) for d in found)
+    text = "## Databases of torch\n\nSamples of each entry, compared with the CPU.\n"
+    heads = ("database", "dtype", "samples of each", "entries", "passed at that time", "date", "torch")
+    each = (
+        (d["database"], d["dtype"], d.get("samples", "all"), d["entries"], d["passed"], d["date"], d["torch"])
+        for d in found
+    )
     return section(text, heads, each, "\nWhat had not passed was fixed afterwards, or is known to differ.\n")
 
 
