@@ -18,6 +18,7 @@ SUPPORTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 """Package to (first supported version, first one that is not)."""
 
 PRIVATE_TORCH = (
+    "Tensor._make_subclass",
     "_C.DisableTorchFunction",
     "_C.Generator",
     "_TorchCompileInductorWrapper.__call__",
