@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_CORES = os.cpu_count() or 1
-PLACES = 256 * _CORES  # columns of one product: enough for the matrix kernel to be fast on every core
-COLUMN_BYTES = 3 * _CORES << 19  # memory for columns at a time: about what second level caches hold
+CORES = os.cpu_count() or 1
+PLACES = 256 * CORES  # columns of one product: enough for the matrix kernel to be fast on every core
+COLUMN_BYTES = 3 * CORES << 19  # memory for columns at a time: about what second level caches hold
 
 
 # A network convolves arrays of equal types again and again: each kind is traced once, and called.
@@ -62,8 +62,13 @@ def _laid(columns, x, stride, offsets):
 
 def _images_at_a_time(images, places, rows, itemsize):
     """Return the divisor of ``images`` that makes products of about ``PLACES`` columns within ``COLUMN_BYTES``."""
-    most = max(1, min(-(-PLACES // places), COLUMN_BYTES // (places * rows * itemsize)))
-    return max(c for c in range(1, min(most, images) + 1) if images % c == 0)
+    most = min(-(-PLACES // places), COLUMN_BYTES // (places * rows * itemsize))
+    return divisor_up_to(most, images)
+
+
+def divisor_up_to(most, number):
+    """Return the largest divisor of a number that is at most ``most``, at least 1."""
+    return max(c for c in range(1, max(1, min(most, number)) + 1) if number % c == 0)
 
 
 def _loop(count, body, init):
