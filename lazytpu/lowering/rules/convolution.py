@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import forced, lowers, on_one_cpu, target_platform
-from lazytpu.lowering.support import conv_groups, conv_matmul, conv_narrow
+from lazytpu.lowering.support import conv_groups, conv_matmul, conv_narrow, sums
 from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
@@ -135,7 +135,7 @@ def convolution_backward(
             dw = _weight_gradient(*pair, w.shape, out[1].dtype if of_plain else None, how)
         dw = dw.astype(out[1].dtype)
     if output_mask[2]:
-        db = jnp.sum(grad, (0, *range(2, grad.ndim)), dtype=compute_dtype(grad.dtype)).astype(out[2].dtype)
+        db = sums.total(grad.astype(compute_dtype(grad.dtype)), (0, *range(2, grad.ndim))).astype(out[2].dtype)
     return dx, dw, db
 
 

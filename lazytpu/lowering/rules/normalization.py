@@ -5,15 +5,20 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.support import sums
 from lazytpu.lowering.support.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
 
 
-def _moments(x, dims):
+def _mean(x, dims):
+    return jnp.mean(x, dims, keepdims=True)
+
+
+def _moments(x, dims, mean):
     """Return mean and (biased) variance over ``dims``, which stay as dimensions of size one."""
-    mean = jnp.mean(x, dims, keepdims=True)
-    return mean, jnp.mean(lax.square(x - mean), dims, keepdims=True)
+    centre = mean(x, dims)
+    return centre, mean(lax.square(x - centre), dims)
 
 
 def _affine(x, weight, bias, shape):
@@ -23,10 +28,9 @@ def _affine(x, weight, bias, shape):
     return x if bias is None else x + bias.astype(x.dtype).reshape(shape)
 
 
-def _normalized_gradient(grad, xhat, rstd, dims):
+def _normalized_gradient(grad, xhat, rstd, dims, mean):
     """Return the gradient through ``xhat = (x - mean) * rstd``, whose statistics are over ``dims``."""
-    along = jnp.mean(grad * xhat, dims, keepdims=True)
-    return rstd * (grad - jnp.mean(grad, dims, keepdims=True) - xhat * along)
+    return rstd * (grad - mean(grad, dims) - xhat * mean(grad * xhat, dims))
 
 
 @lowers(aten.native_layer_norm.default, dynamic="eps")
@@ -34,7 +38,7 @@ def native_layer_norm(out, x, normalized_shape, weight, bias, eps):
     dtype = compute_dtype(x.dtype)
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     x = x.astype(dtype)
-    mean, variance = _moments(x, dims)
+    mean, variance = _moments(x, dims, _mean)
     rstd = lax.rsqrt(variance + jnp.asarray(eps, dtype))
     y = _affine((x - mean) * rstd, weight, bias, normalized_shape)
     results = y, mean, rstd
@@ -51,7 +55,7 @@ def native_layer_norm_backward(out, grad, x, normalized_shape, mean, rstd, weigh
     xhat = (x.astype(dtype) - mean) * rstd
     dx, dw, db = out
     return (
-        _normalized_gradient(_affine(grad, weight, None, normalized_shape), xhat, rstd, dims).astype(dx.dtype)
+        _normalized_gradient(_affine(grad, weight, None, normalized_shape), xhat, rstd, dims, _mean).astype(dx.dtype)
         if output_mask[0]
         else None,
         jnp.sum(grad * xhat, rows).astype(dw.dtype) if output_mask[1] and dw is not None else None,
@@ -63,7 +67,7 @@ def native_layer_norm_backward(out, grad, x, normalized_shape, mean, rstd, weigh
 def native_group_norm(out, x, weight, bias, N, C, HxW, group, eps):
     dtype = compute_dtype(x.dtype)
     grouped = x.astype(dtype).reshape(N, group, C // group, HxW)
-    mean, variance = _moments(grouped, (2, 3))
+    mean, variance = _moments(grouped, (2, 3), sums.mean)
     rstd = lax.rsqrt(variance + jnp.asarray(eps, dtype))
     y = _affine(((grouped - mean) * rstd), weight, bias, (1, group, C // group, 1))
     results = y, mean, rstd
@@ -79,14 +83,18 @@ def native_group_norm_backward(out, grad, x, mean, rstd, weight, N, C, HxW, grou
     xhat = (x - mean) * rstd
     dx, dw, db = out
     return (
-        _normalized_gradient(_affine(grad, weight, None, channels), xhat, rstd, (2, 3))
+        _normalized_gradient(_affine(grad, weight, None, channels), xhat, rstd, (2, 3), sums.mean)
         .reshape(dx.shape)
         .astype(dx.dtype)
         if output_mask[0]
         else None,
-        jnp.sum(grad * xhat, (0, 3)).reshape(dw.shape).astype(dw.dtype) if output_mask[1] and dw is not None else None,
-        jnp.sum(grad, (0, 3)).reshape(db.shape).astype(db.dtype) if output_mask[2] and db is not None else None,
+        _vector(sums.total(grad * xhat, (0, 3)), dw) if output_mask[1] and dw is not None else None,
+        _vector(sums.total(grad, (0, 3)), db) if output_mask[2] and db is not None else None,
     )
+
+
+def _vector(x, out):
+    return x.reshape(out.shape).astype(out.dtype)
 
 
 def _channels(x):
@@ -100,7 +108,7 @@ def _batch_norm(out, x, weight, bias, running_mean, running_var, training, momen
     dims, channels = (0, *range(2, x.ndim)), _channels(x)
     wide = x.astype(dtype)
     if training:
-        mean, variance = _moments(wide, dims)
+        mean, variance = _moments(wide, dims, sums.mean)
     else:
         mean, variance = running_mean.astype(dtype).reshape(channels), running_var.astype(dtype).reshape(channels)
     rstd = 1 / jnp.sqrt(variance + jnp.asarray(eps, dtype))
@@ -172,7 +180,7 @@ def native_batch_norm_backward(
     grad = grad.astype(dtype)
     xhat = (x.astype(dtype) - mean) * rstd
     # The sums serve the weight and the bias as well as the input.
-    by_weight, by_bias = jnp.sum(grad * xhat, dims), jnp.sum(grad, dims)
+    by_weight, by_bias = sums.total(grad * xhat, dims), sums.total(grad, dims)
     dx = None
     if output_mask[0]:
         count = max(x.size // max(x.shape[1], 1), 1)
