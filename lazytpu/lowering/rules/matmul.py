@@ -9,6 +9,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.support import sums
 from lazytpu.lowering.support.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
@@ -138,7 +139,7 @@ def linear_backward(out, x, grad, weight, output_mask):
     return (
         product(grad, weight, ((grad.ndim - 1,), (0,))).astype(dx.dtype) if output_mask[0] else None,
         product(grad, x, (rows, rows)).astype(dw.dtype) if output_mask[1] else None,
-        jnp.sum(grad, rows, dtype=compute_dtype(grad.dtype)).astype(db.dtype) if output_mask[2] else None,
+        sums.total_of_rows(grad.astype(compute_dtype(grad.dtype))).astype(db.dtype) if output_mask[2] else None,
     )
 
 

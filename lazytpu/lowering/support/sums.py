@@ -8,6 +8,7 @@ from jax import lax
 from lazytpu.lowering.registry import on_one_cpu
 
 _LEAST = 4096  # elements from which on a product is worth its call
+_LARGE = 1 << 16  # elements from which on a loop is worth its start
 _SHORTEST = 8  # terms, and sums, below which it is not
 _LONGEST = 4096  # terms that one product adds up; a longer sum is added in parts, for its accuracy
 
@@ -52,3 +53,21 @@ def _product_with_ones(x, axes):
         return None
     matrix = x.reshape(terms, results)
     return lax.dot(jnp.ones(terms, x.dtype), matrix, precision="highest").reshape(size)
+
+
+def total_of_rows(x):
+    """Return the sum over all dimensions but the last.
+
+    For what is read by products too.  The loop is there for its operand, which XLA puts in memory for it: it would
+    compute what stands before a reshape once for each reader, for some of them column by column.
+    """
+    rows, parts = x.size // max(x.shape[-1], 1), next((n for n in (2, 3, 5, 7) if x.ndim > 1 and len(x) % n == 0), 0)
+    if not (on_one_cpu() and x.dtype in (jnp.float32, jnp.float64) and x.size >= _LARGE and parts and rows <= _LONGEST):
+        return lax.reduce_sum(x, tuple(range(x.ndim - 1)))
+    ones, count = jnp.ones(rows // parts, x.dtype), len(x) // parts
+
+    def body(i, sums):
+        part = lax.dynamic_slice_in_dim(x, i * count, count, 0)
+        return sums + lax.dot(ones, part.reshape(rows // parts, -1), precision="highest")
+
+    return lax.fori_loop(0, parts, body, jnp.zeros(x.shape[-1], x.dtype))

@@ -1,0 +1,102 @@
+"""Sums and depthwise gradients that CPUs get as matrix products have the values of torch's CPU kernels."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lazytpu
+
+DEVICE = lazytpu.device()
+
+
+def _both(function, *tensors):
+    """Return what a function gives on the CPU in float64, and on the device."""
+    right = function(*(t.double() for t in tensors))
+    lazytpu.config.compile_after, before = 1, lazytpu.config.compile_after
+    try:
+        results = [r.cpu() for r in function(*(t.to(DEVICE) for t in tensors))]
+    finally:
+        lazytpu.config.compile_after = before
+    return right, results
+
+
+def _close(right, results, tolerance=2e-6):
+    for r, x in zip(right, results, strict=True):
+        assert x.dtype == torch.float32
+        scale = r.abs().max().clamp(min=1e-9)
+        assert x.shape == r.shape
+        assert ((x.double() - r).abs().max() / scale) < tolerance
+
+
+def _gradients(y, xs):
+    ramp = torch.linspace(-1, 2, y.numel(), dtype=y.dtype, device=y.device).reshape(y.shape)
+    return torch.autograd.grad(y, xs, ramp)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding", "dilation", "multiple"),
+    [
+        ((2, 3, 5, 37), (3, 5), (1, 1), (1, 2), (1, 1), 1),  # a row in three blocks, the last one short
+        ((4, 2, 9, 40), (2, 3), (2, 3), (0, 1), (2, 1), 2),
+        ((3, 2, 33), (4,), (3,), (2,), (1,), 1),
+        ((2, 4, 6, 6), (1, 2), (3, 2), (0, 0), (1, 1), 1),  # remainders of the stride that no tap reaches
+        ((1, 2, 4, 5, 18), (2, 2, 3), (1, 2, 1), (1, 0, 1), (1, 1, 2), 1),
+    ],
+)
+def test_gradients_of_depthwise_convolutions(size, kernel, stride, padding, dilation, multiple):
+    convolution = (F.conv1d, F.conv2d, F.conv3d)[len(kernel) - 1]
+
+    def step(x, w):
+        x, w = x.requires_grad_(), w.requires_grad_()
+        return _gradients(convolution(x, w, None, stride, padding, dilation, size[1]), (x, w))
+
+    torch.manual_seed(0)
+    _close(*_both(step, torch.randn(size), torch.randn(size[1] * multiple, 1, *kernel)))
+
+
+def test_an_infinite_weight_reaches_only_what_it_is_multiplied_with():
+    weight = torch.ones(2, 1, 3, 3)
+    weight[0, 0, 1, 1] = float("inf")
+
+    def step(x, w):
+        x = x.requires_grad_()
+        return torch.autograd.grad(F.conv2d(x, w, None, 2, 1, 1, 2).sum(), x)
+
+    (right,), (result,) = _both(step, torch.randn(1, 2, 6, 6), weight)
+    assert torch.equal(right.isinf()[:, :, ::2, ::2], result.isinf()[:, :, ::2, ::2])
+    assert torch.equal(right[:, 1].float(), result[:, 1])
+    assert not result[:, :, 1::2, 1::2].isnan().any()  # taps at the corners alone
+
+
+@pytest.mark.parametrize("size", [(4, 16, 24, 24), (64, 16, 3, 3), (2, 8, 101, 103)])
+def test_statistics_of_channels(size):
+    def step(x, w, b):
+        x, w, b = x.requires_grad_(), w.requires_grad_(), b.requires_grad_()
+        y = F.batch_norm(x, None, None, w, b, True)
+        z = F.group_norm(x, 4, w, b)
+        return y.detach(), z.detach(), *_gradients(y, (x, w, b)), *_gradients(z, (x, w, b))
+
+    torch.manual_seed(0)
+    _close(
+        *_both(step, torch.randn(size) + 3, torch.rand(size[1]), torch.rand(size[1])), tolerance=1e-4
+    )  # sums of some 20,000 terms that cancel
+
+
+@pytest.mark.parametrize("size", [(8, 64, 256), (1024, 72), (7, 5, 2000)])
+def test_gradients_of_a_bias(size):
+    def step(x, w, b):
+        b = b.requires_grad_()
+        y = F.gelu(F.linear(x, w, b)) * torch.linspace(0, 1, size[-1], dtype=x.dtype, device=x.device)
+        return *_gradients(y, (b,)), y.detach().sum(tuple(range(len(size) - 1)))
+
+    torch.manual_seed(0)
+    _close(*_both(step, torch.randn(*size[:-1], 16), torch.randn(size[-1], 16), torch.rand(size[-1])))
+
+
+def test_a_sum_has_what_is_not_finite():
+    x = torch.ones(64, 2, 1024)
+    x[3, 1, 5], x[4, 0, 6], x[5, 0, 7] = float("inf"), float("nan"), -float("inf")
+    x[6, 0, 5] = -float("inf")
+    (right,), (result,) = _both(lambda x: (x.sum((0, 1)),), x)
+    assert torch.equal(right.float().isnan(), result.isnan())
+    assert torch.equal(right.float().nan_to_num(0), result.nan_to_num(0))
