@@ -18,7 +18,7 @@ from sphinx.util.docutils import SphinxDirective
 import lazytpu  # noqa: F401  registers the kernels
 from lazytpu.dispatch.cpu_fallback import DATA_DEPENDENT
 from lazytpu.dispatch.handwritten import special
-from lazytpu.ir.op_schema import OpOverload, functional_twin
+from lazytpu.ir.op_schema import OpOverload, functional_variant
 from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.registry import rule_of
 
@@ -63,7 +63,7 @@ def status_of(overload: OpOverload) -> str:
     if overload.is_view or torch.Tag.inplace_view in overload.tags:
         return "view"
     if overload._schema.is_mutable:
-        twin = functional_twin(overload)
+        twin = functional_variant(overload)
         return "fallback" if twin is None else status_of(twin)
     if rule_of(overload) is not None:
         return "rule"
