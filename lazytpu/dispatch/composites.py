@@ -34,7 +34,7 @@ def native_multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the inference path of ``nn.MultiheadAttention``; a mask is True where attention is switched off."""
+    """Compute ``nn.MultiheadAttention`` in inference; a mask is True where attention is switched off."""
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     heads = [
         F.linear(x, w, b).unflatten(-1, (num_head, embed_dim // num_head)).transpose(1, 2)
@@ -81,7 +81,7 @@ def transformer_encoder_layer_fwd(
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Tensor:
-    """Return the inference path of ``nn.TransformerEncoderLayer``."""
+    """Compute ``nn.TransformerEncoderLayer`` in inference."""
     not_padding = _mask_of(src)
     if not_padding is not None:
         mask, mask_type = ~not_padding, 1

@@ -78,7 +78,7 @@ def index(tensor: torch.Tensor, indices: Any) -> Any:
 
 @kernel("cholesky")
 def cholesky(tensor: torch.Tensor, upper: bool = False) -> object:
-    """Return the older name of ``linalg.cholesky``, which is checked as well, and so reads."""
+    """Do what ``linalg.cholesky`` does, under its older name: the result is checked as well, and so read."""
     if on_other_device((tensor,), {}):
         return call_meta(torch.ops.aten.cholesky.default, (tensor, upper), {})
     if not tensor.numel():

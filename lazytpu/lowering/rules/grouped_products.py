@@ -135,7 +135,7 @@ _WHOLE, _BY_ROW = 0, 1  # of torch's ScalingType
 def scaled_mm_v2(
     out, a, b, scale_a, recipe_a, _, scale_b, recipe_b, __, bias=None, out_dtype=None, dims=(), fast=False
 ):
-    """``F.scaled_mm``, with a scale of the whole matrix or one for each row of ``a`` and column of ``b``."""
+    """Lower ``F.scaled_mm``, with a scale of the whole matrix or one for each row of ``a`` and column of ``b``."""
     for recipe in (*recipe_a, *recipe_b):
         if recipe not in (_WHOLE, _BY_ROW):
             raise UnsupportedOpError(f"F.scaled_mm with ScalingType({recipe}): whole tensors and rows have scales here")

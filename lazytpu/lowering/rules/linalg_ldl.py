@@ -54,7 +54,7 @@ def _choose_pivot(s, k, conj):
 
 
 def _factor(a, conj):
-    """Return one matrix: LD, pivots, info."""
+    """Factor one matrix; return LD, pivots and info."""
     n = a.shape[0]
     rows = jnp.arange(n)
     conjugate = jnp.conj if conj else (lambda x: x)
@@ -105,7 +105,7 @@ def linalg_ldl_factor_ex(out, a, *, hermitian=False, check_errors=False):
 
 
 def _solve(ld, pivots, b, conj):
-    """Return one matrix: D is inverted block by block between two triangular solves."""
+    """Solve for one matrix: D is inverted block by block between two triangular solves."""
     n = ld.shape[0]
     conjugate = jnp.conj if conj else (lambda x: x)
     rows = jnp.arange(n)

@@ -194,16 +194,20 @@ def autocast(device: Device) -> Any:
         return train(net, device, optimizer, loss_of=lambda out, y: F.cross_entropy(out.float(), y)), contents(net)
 
 
+def _train_fewer_on_later_ranks(net: DDP, optimizer: torch.optim.Optimizer, device: Device) -> None:
+    for x, y in [*batches(device)][: STEPS - dist.get_rank()]:
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        end_step(device)
+
+
 @script("DDP: join() of uneven numbers of batches")
 def joined(device: Device) -> Any:
     net = DDP(model().to(device))
     optimizer = torch.optim.SGD(net.parameters(), 1e-2)
     with net.join():
-        for x, y in [*batches(device)][: STEPS - dist.get_rank()]:
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            end_step(device)
+        _train_fewer_on_later_ranks(net, optimizer, device)
     return contents(net)
 
 
@@ -224,9 +228,5 @@ def zero_of_views(device: Device) -> Any:
         net.parameters(), torch.optim.SGD, parameters_as_bucket_view=True, lr=1e-2, momentum=0.9
     )
     with Join([net, optimizer]):
-        for x, y in [*batches(device)][: STEPS - dist.get_rank()]:
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            end_step(device)
+        _train_fewer_on_later_ranks(net, optimizer, device)
     return contents(net)
