@@ -18,12 +18,9 @@ from typing import Any
 from benchmarks.compare import measure
 from benchmarks.page import RESULTS, machine, markdown_table, on_machine, save
 
-_KEPT = str(1 << 30)
 WAYS: dict[str, dict[str, str]] = {
     "reuse_pages off": {"LAZYTPU_REUSE_PAGES": "0"},
     "reuse_pages on": {"LAZYTPU_REUSE_PAGES": "1"},
-    "thresholds only": {"MALLOC_MMAP_THRESHOLD_": _KEPT, "MALLOC_TRIM_THRESHOLD_": _KEPT},
-    "one heap only": {"MALLOC_ARENA_MAX": "1"},
     "huge pages": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
 }
 FIELDS = {"page faults": "page_faults", "processor ms": "cpu_ms", "ms": "step_ms", "memory MiB": "rss_mb"}

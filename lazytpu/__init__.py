@@ -62,7 +62,6 @@ from lazytpu.frontends.scan.scan_layers import scan_layers
 from lazytpu.observe import metrics
 from lazytpu.runtime.client import platform
 from lazytpu.runtime.disk_cache import store as cache
-from lazytpu.runtime.host import memory as _memory
 from lazytpu.torch_backend import default_dtype as _default_dtype
 from lazytpu.torch_backend.device import device, device_count, is_available
 from lazytpu.tracing.step import mark_step, wait
@@ -70,7 +69,6 @@ from lazytpu.tracing.step import mark_step, wait
 if _typing.TYPE_CHECKING:
     from lazytpu import quantization
 
-_memory.share_heap()
 _registration.register()
 _control_flow.register()
 _arrays.register()

@@ -77,7 +77,7 @@ class Config:
     disk_cache_dir: str = _setting("", "folder of the disk cache; by default lazytpu in the user's cache folder")
     disk_cache_bytes: int = _setting(2 << 30, "size of the disk cache; the least recently used programs go first")
     reuse_pages: bool = _setting(
-        False, "on CPUs, keep memory of large temporaries for the next step (glibc's malloc); only read at import"
+        True, "on CPUs, keep memory of temporaries for the next step (glibc's malloc); only read before the first step"
     )
     world: bool = _setting(
         True, "connect the processes that a launcher started together; off, each of them is alone; only read at import"

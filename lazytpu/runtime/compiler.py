@@ -45,6 +45,9 @@ _FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 _WITHOUT_REDUCTIONS = ("LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION", "")
 _NONE = ("",)
 
+# How much of a program's temporaries may lie in one block of memory (runtime/host/memory.py).
+_BLOCKS = "xla_multiheap_size_constraint_per_heap"
+
 
 @regions.region("lower")
 def lower(graph: Graph) -> Any:
@@ -139,15 +142,16 @@ def options_for(graph: Graph) -> dict[str, object]:
     if target_platform() != "cpu":
         return {}
     halves = any(v is not None and v.layout.dtype in _HALVES for node in graph.nodes for v in node.values)
-    return _fusions(_NONE if halves else _WITHOUT_REDUCTIONS)
+    fusions = _accepted(_FUSIONS, *(_NONE if halves else _WITHOUT_REDUCTIONS))
+    return {**fusions, **_accepted(_BLOCKS, memory.BLOCK_BYTES)} if memory.reuses_pages() else fusions
 
 
 @remembered
-def _fusions(choices: tuple[str, ...]) -> dict[str, Any]:
-    """Return the first of some choices of fusions that the compiler knows, else nothing."""
+def _accepted(option: str, *choices: object) -> dict[str, Any]:
+    """Return an option with the first of some choices that the compiler knows, else nothing."""
     for choice in choices:
         with suppress(Exception):  # jaxlib's own class, whose place has changed
-            options = {_FUSIONS: choice}
+            options = {option: choice}
             jax.jit(lambda x: x, compiler_options=options).lower(0.0).compile()
             return options
     return {}

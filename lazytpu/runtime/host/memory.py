@@ -1,9 +1,10 @@
 """The memory of the process: the heap that programs take their temporaries from, and the mappings their code takes.
 
 XLA's executables on the CPU take their temporaries from malloc in each run.  glibc gives large ones back to the
-system at once, which has to fill every page with zeros before it is used again: a quarter to a third of a step
-(docs/explanation/performance.md, benchmarks/allocation.py).  Three settings of glibc make it keep them.  They are
-those of the whole process, and slow down programs of many small ops, so `lazytpu.config.reuse_pages` is off by default.
+system at once, which has to fill every page with zeros before it is used again: a tenth to a quarter of a step
+(docs/explanation/performance.md, benchmarks/allocation.py).  Three settings of glibc make it keep blocks of up to
+64 MiB, and XLA is asked to take its temporaries in several blocks where they are larger.  The settings are those of the
+whole process; `lazytpu.config.reuse_pages` leaves them as they are when it is off.
 
 Every kernel of such an executable takes memory mappings, of which Linux gives a process a limited number
 (vm.max_map_count, 65,530 by default).  Past it LLVM can compile nothing any more.  So they are counted after every few
@@ -16,7 +17,6 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from lazytpu.observe import metrics
 from lazytpu.runtime import client
 from lazytpu.runtime.least_recent import LeastRecent
 
-_KEPT_BYTES = 1 << 30  # larger ones go back to the system, and so does free memory past this much at the heap's end
+_HEAP_BYTES = 64 << 20  # glibc's HEAP_MAX_SIZE: the size of a thread's heaps; a larger block gets a mapping of its own
 _OLD_LIMIT = 32 << 20  # before glibc 2.35 no larger threshold was taken
+_GROWN = 128 << 20
+BLOCK_BYTES = 30 << 20  # the temporaries that XLA may put into one block: two of them fit in a heap
 _LARGE = 256 << 20  # bytes; what is smaller is there
 
 _COUNT_EVERY = 4
@@ -37,45 +39,50 @@ _SHARE = 0.5
 _LEAST_KEPT = 8
 
 # malloc.h
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 _kept = False
-
-
-def share_heap() -> None:
-    """Make threads that start from now on take memory from the one heap of the process.
-
-    XLA's threads would otherwise have heaps of their own, which cannot hold large temporaries.  Call it before jax
-    starts them.
-    """
-    setting = _setting()
-    if setting is not None:
-        setting(_M_ARENA_MAX, 1)
+_size = 0  # of the process when memory was last given back
 
 
 def keep_heap() -> None:
-    """Make the heap keep what is freed.  Called when a program for the CPU is about to run; acts once."""
-    global _kept
-    if _kept:
+    """Make malloc keep what is freed from now on, and give back what compiling and interpreting left free.
+
+    Called when a new program for the CPU is about to run.  A thread's free heap is unmapped unless the one before it
+    has less than the padding left, so the padding is a whole heap.  Untouched padding takes no memory.  Giving back
+    takes some ten milliseconds, so it waits until the process has grown.
+    """
+    global _kept, _size
+    if not reuses_pages():
         return
-    _kept = True
-    setting = _setting()
-    if setting is not None:
-        setting(_M_MMAP_THRESHOLD, _KEPT_BYTES) or setting(_M_MMAP_THRESHOLD, _OLD_LIMIT)
-        setting(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    libc = ctypes.CDLL(None)
+    if not _kept:
+        libc.mallopt(_M_MMAP_THRESHOLD, _HEAP_BYTES) or libc.mallopt(_M_MMAP_THRESHOLD, _OLD_LIMIT)
+        libc.mallopt(_M_TRIM_THRESHOLD, 4 * _HEAP_BYTES)
+        libc.mallopt(_M_TOP_PAD, _HEAP_BYTES)
+        _kept = True
+    if resident() > _size + _GROWN:
+        libc.malloc_trim(0)
+        _size = resident()
 
 
-def _setting() -> Callable[[int, int], int] | None:
-    """Return glibc's ``mallopt``; None where it is missing, not wanted, or the user has other settings."""
+def resident() -> int:
+    """Return the bytes of memory that this process takes; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+@cache
+def reuses_pages() -> bool:
+    """Return whether temporaries keep their memory: it is wanted, and the C library is glibc without other settings."""
     own = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""
     )
     if not config.reuse_pages or own or sys.platform != "linux":
-        return None
-    try:
-        return ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return None
+        return False
+    return hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 
 
 def needed(compiled: object) -> int:
