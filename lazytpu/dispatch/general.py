@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import NoReturn
 
 import torch
 from torch.autograd.graph import increment_version
@@ -18,9 +19,9 @@ from lazytpu.ir.op_schema import ABSENT, Arg, Op, OpOverload, aten, op_of
 from lazytpu.location import site
 from lazytpu.tensors.layout import Geometry, Layout, geometry_of
 from lazytpu.tensors.storage import Alias, Storage, cell_at, resolve
-from lazytpu.tensors.tensor import LazyTensor, make, make_view
+from lazytpu.tensors.tensor import LazyTensor, MixedDevicesError, make, make_view
 from lazytpu.tracing.memory_checks import check_overlap, may_alias
-from lazytpu.tracing.record import MixedDevicesError, cell_of, is_device_tensor, lock, record, results_of
+from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record, results_of
 from lazytpu.tracing.sample_tensors import sample_in_storage
 from lazytpu.tracing.transaction import Transaction
 
@@ -126,7 +127,10 @@ def layouts_of(
 def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[object, ...]) -> Layout | tuple[Layout, ...]:
     """Return the layout(s) a view op gives, learned from torch's kernel on a meta tensor that lies the same way."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        made = op.overload(sample_in_storage(storage.layout, layout), *args)
+        try:
+            made = op.overload(sample_in_storage(storage.layout, layout), *args)
+        except (RuntimeError, IndexError) as error:  # some messages name the kind of tensor: a meta one
+            _raise_as_eager(op, storage, layout, args, error)
     several = isinstance(made, (list, tuple))
     layouts = []
     for index, out in enumerate(made if several else [made]):
@@ -137,6 +141,15 @@ def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[object, .
         else:
             layouts.append(layout.child(op, args, geometry, index if several else None))
     return tuple(layouts) if several else layouts[0]
+
+
+def _raise_as_eager(op: Op, storage: Storage, layout: Layout, args: tuple[object, ...], error: Exception) -> NoReturn:
+    """Raise what the CPU's kernel of a view op says where that of meta tensors raised ``error``."""
+    try:
+        op.overload(sample_in_storage(storage.layout, layout, "cpu"), *args)
+    except (RuntimeError, IndexError) as eager:
+        raise eager.with_traceback(None) from None
+    raise error
 
 
 def _view_tensor(

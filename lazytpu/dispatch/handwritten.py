@@ -115,6 +115,8 @@ def empty_like(
 
 
 def _like_stride(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> Sequence[int]:
+    if memory_format in (None, torch.preserve_format) and is_dense(tensor.shape, tensor.stride()):
+        return tensor.stride()  # that of dimensions of one element, too, which the meta kernel makes up anew
     meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return torch.empty_like(meta, memory_format=memory_format or torch.preserve_format).stride()
 
@@ -182,8 +184,7 @@ def from_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return a device tensor with the sizes, strides and contents of a CPU tensor."""
     if tensor.dim() > _MAX_DIMS:
         raise RuntimeError(f"only tensors with up to {_MAX_DIMS} dims are supported on this device")
-    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    stride = torch.empty_like(meta).stride() if tensor.numel() else contiguous_stride(tensor.shape)
+    stride = tuple(_like_stride(tensor, None)) if tensor.numel() else contiguous_stride(tensor.shape)
     storage = new_storage(root_layout(tuple(tensor.shape), stride, tensor.dtype), transfers.to_device(tensor))
     storage.origin = line_here()
     return make(storage)
@@ -258,12 +259,14 @@ def fill_scalar(tensor: torch.Tensor, value: object) -> torch.Tensor:
 
 @kernel("fill_.Tensor")
 def fill_tensor(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    if not is_device_tensor(tensor):
+    if tensor.device.type == "meta":
         return tensor
     if value.dim():
         raise RuntimeError(
             f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions."
         )
+    if not is_device_tensor(tensor):
+        return tensor.fill_(value.item())
     if may_alias([tensor], [value], pointwise=False):
         check_overlap(aten.fill_.Tensor, (tensor, value), {})
     if not is_device_tensor(value):
@@ -277,7 +280,7 @@ def fill_tensor(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 @kernel("is_set_to")
 def is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
-    same = resolve(cell_of(a))[0] is resolve(cell_of(b))[0]
+    same = is_device_tensor(a) and is_device_tensor(b) and resolve(cell_of(a))[0] is resolve(cell_of(b))[0]
     return same and a.storage_offset() == b.storage_offset() and a.shape == b.shape and a.stride() == b.stride()
 
 
@@ -299,6 +302,12 @@ def pack_padded_sequence(
     tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Torch packs the positions of the steps on the CPU; the device takes the steps from there."""
+    if is_device_tensor(lengths):
+        kind = torch.empty(0, dtype=lengths.dtype, device="cpu").type().removeprefix("torch.").removesuffix("Tensor")
+        raise RuntimeError(
+            "'lengths' argument should be a 1D CPU int64 tensor, but got "
+            f"{lengths.dim()}D {lengths.device} {kind} tensor"
+        )
     steps = tensor.transpose(0, 1) if batch_first else tensor
     positions = torch.arange(steps.shape[0] * steps.shape[1], device="cpu").reshape(*steps.shape[:2], 1)
     positions = positions.transpose(0, 1) if batch_first else positions

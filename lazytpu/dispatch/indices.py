@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from lazytpu.ir.op_schema import OpOverload
-from lazytpu.tracing.record import MixedDevicesError, is_device_tensor
+from lazytpu.tensors.tensor import MixedDevicesError
+from lazytpu.tracing.record import is_device_tensor
 
 Kernel = Callable[..., Any]
 Indices = Sequence[torch.Tensor | None]

@@ -10,8 +10,9 @@ import torch
 
 from lazytpu.dispatch.general import Kernel, call_meta, flat, on_other_device
 from lazytpu.ir.op_schema import OpOverload, aten
+from lazytpu.tensors.tensor import MixedDevicesError
 from lazytpu.tracing.memory_checks import check_outputs, check_overlap, may_alias
-from lazytpu.tracing.record import cell_of, lock
+from lazytpu.tracing.record import cell_of, is_device_tensor, lock
 from lazytpu.tracing.transaction import write_cast
 
 
@@ -29,6 +30,9 @@ def with_out(overload: OpOverload, variant: OpOverload) -> Kernel:
         outs = [kwargs[n] if n in kwargs else args[positions[n]] for n in names]
         flat_outs = flat(outs)
         rest = {k: v for k, v in kwargs.items() if k not in names}
+        for out in flat_outs:
+            if not is_device_tensor(out):
+                raise MixedDevicesError(out.device)
         with lock:
             check_outputs(overload, variant, args, kwargs, names)
             if may_alias(flat_outs, flat([*given, *rest.values()]), pointwise=pointwise):

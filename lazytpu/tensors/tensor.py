@@ -162,8 +162,24 @@ def lazy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+class MixedDevicesError(RuntimeError):
+    """A CPU tensor of rank > 0 met a device tensor, or is to be written with one."""
+
+    def __init__(self, other: torch.device) -> None:
+        device = f"{LazyTensor.device_type}:0"
+        super().__init__(
+            f"Expected all tensors to be on the same device, but found at least two devices, {device} and {other}!"
+        )
+
+
 def adopt(tensor: torch.Tensor) -> Cell:
-    """Return the cell of a device tensor that has none yet."""
+    """Return the cell of a device tensor that has none yet.
+
+    Raises:
+        MixedDevicesError: the tensor is not on the device.
+    """
+    if tensor.device.type != LazyTensor.device_type:
+        raise MixedDevicesError(tensor.device)
     try:
         storage = _Tensor.untyped_storage(tensor)
     except NotImplementedError:

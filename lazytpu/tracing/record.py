@@ -25,7 +25,7 @@ from lazytpu.observers import calls_of
 from lazytpu.runtime.host.garbage import collect_before_step
 from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Alias, Cell, Storage, commit, resolve
-from lazytpu.tensors.tensor import LazyTensor
+from lazytpu.tensors.tensor import LazyTensor, MixedDevicesError
 from lazytpu.tracing import dynamic_scalars
 from lazytpu.tracing.infer import infer
 from lazytpu.tracing.mesh_of_step import on_mesh
@@ -131,10 +131,6 @@ def is_device_tensor(x: object) -> TypeGuard[torch.Tensor]:
     return type(x) is LazyTensor or isinstance(x, torch.Tensor) and x.device.type == LazyTensor.device_type
 
 
-class MixedDevicesError(RuntimeError):
-    """A CPU tensor of rank > 0 met a device tensor."""
-
-
 def record(op: Op, bound: Sequence[object], *, layouts: tuple[Layout, ...] | None = None) -> Node:
     """Record one op and return its node, on which the cursor then stands.
 
@@ -229,10 +225,7 @@ def tensor_key(x: Arg, numbers: list[complex]) -> object:
         if x.dim() == 0 and x.device.type == "cpu":
             numbers.append(x.item())
             return x.dtype
-        raise MixedDevicesError(
-            f"Expected all tensors to be on the same device, but found at least two devices, "
-            f"{LazyTensor.device_type}:0 and {x.device}!"
-        )
+        raise MixedDevicesError(x.device)
     return number_key(x, numbers)
 
 

@@ -1,0 +1,45 @@
+"""Tensors of the CPU and of the device in one op: what torch refuses is refused, and nothing is written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+REFUSED = {
+    "add_": lambda host, x: host.add_(x),
+    "of a number": lambda host, x: host[0].add_(x[0]),
+    "mul_ of a view": lambda host, x: host[1:].mul_(x[1:]),
+    "masked_fill_": lambda host, x: host.masked_fill_(x > 1, 0),
+    "out": lambda host, x: torch.add(x, x, out=host),
+    "out of another size": lambda host, x: torch.cat([x, x], out=host),
+    "out of a scan": lambda host, x: torch.cumsum(x, 0, out=host),
+    "out on the device": lambda host, x: torch.mul(host, host, out=x),
+    "a list": lambda host, x: torch._foreach_add_([host], [x]),
+    "the device's own": lambda host, x: x.add_(host),
+}
+
+
+@pytest.mark.parametrize("write", REFUSED.values(), ids=REFUSED)
+def test_a_write_across_devices_is_refused(write, device):
+    host, x = torch.arange(3.0), torch.ones(3).to(device)
+    with pytest.raises(RuntimeError, match="same device"):
+        write(host, x)
+    assert type(host) is torch.Tensor
+    assert torch.equal(host, torch.arange(3.0))
+    assert torch.equal(x.cpu(), torch.ones(3))
+
+
+def test_a_copy_and_a_number_cross_devices(device):
+    host, x = torch.arange(3.0), torch.ones(3).to(device)
+    host[:2] = x[:2]
+    host[2].fill_(x[2] + 4)
+    assert torch.equal(host, torch.tensor([1.0, 1.0, 5.0]))
+    assert not host.is_set_to(x)
+    assert not x.is_set_to(host)
+    assert type(host) is torch.Tensor
+
+
+def test_lengths_of_sequences_are_asked_for_on_the_cpu(device):
+    lengths = torch.tensor([2, 1]).to(device)
+    with pytest.raises(RuntimeError, match="should be a 1D CPU int64 tensor, but got 1D tpu:0 Long tensor"):
+        torch.nn.utils.rnn.pack_padded_sequence(torch.ones(2, 2, 1).to(device), lengths)
