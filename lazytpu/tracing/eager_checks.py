@@ -17,7 +17,7 @@ from lazytpu.ir.tree import Number, Value
 from lazytpu.ir.types import TensorType
 from lazytpu.tracing.sample_tensors import LARGE, Resize, argument_names, call_with_samples, error_of
 
-_SMALL = 1 << 12  # elements of the largest tensor whose sample has the same sizes
+SMALL = 1 << 12  # elements of the largest tensor whose sample has the same sizes
 _MAX_ACCEPTED = 1 << 14
 
 # The CPU has no kernels of many an op in other dtypes than these.
@@ -26,7 +26,7 @@ _JUDGED |= {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.c
 
 # Kernels that follow their integers through memory without looking, take more than the CPU's version of them, or look
 # at strides, which small samples do not have.
-_NOT_RUN = {
+NOT_RUN = {
     aten._grouped_mm.default,
     aten._padded_dense_to_jagged_forward.default,
     aten.linalg_lu_solve.default,
@@ -54,19 +54,17 @@ def check(op: Op, named: Mapping[str, object], results: Iterable[TensorType | No
         results: the layouts that the meta kernel gives.
     """
     named = {name: x for name, x in named.items() if name in argument_names(op.overload)}
-    layouts = list(_layouts_in(list(named.values())))
+    layouts = list(layouts_in(list(named.values())))
     judged = all(layout.dtype in _JUDGED for layout in layouts)
-    if op.recorded in _NOT_RUN or not (judged or any(0 in layout.size for layout in layouts)):
+    if op.recorded in NOT_RUN or not (judged or any(0 in layout.size for layout in layouts)):
         return
-    if any(
-        type(x) is Number and op.arguments[op.positions[name]].kind not in _SCALAR_INPUTS for name, x in named.items()
-    ):
-        return  # a scalar that was made dynamic: the op may refuse some of its values
+    if has_scalar_made_dynamic(op, named):
+        return  # the op may refuse some of its values
     numels = [prod(layout.size) for layout in (*layouts, *results) if layout is not None]
-    small = max(numels, default=0) <= _SMALL
+    small = max(numels, default=0) <= SMALL
     if not small and not layouts:
         return  # a factory: its sizes are attributes, which cannot be made smaller
-    resize: Resize = int if small else _smaller(layouts)
+    resize: Resize = int if small else smaller(layouts)
     key = op, tuple([(name, _kind_of(x, resize)) for name, x in named.items()])
     if key in _accepted:
         return
@@ -86,15 +84,23 @@ def check(op: Op, named: Mapping[str, object], results: Iterable[TensorType | No
     _accepted[key] = None
 
 
-def _layouts_in(x: object) -> Iterable[TensorType]:
+def has_scalar_made_dynamic(op: Op, named: Mapping[str, object]) -> bool:
+    """Return whether one of the arguments is an attribute that was seen to change."""
+    return any(
+        type(x) is Number and op.arguments[op.positions[name]].kind not in _SCALAR_INPUTS for name, x in named.items()
+    )
+
+
+def layouts_in(x: object) -> Iterable[TensorType]:
+    """Yield the types of the values in an argument."""
     if type(x) is Value:
         yield x.layout
     elif isinstance(x, (list, tuple)):
         for e in x:
-            yield from _layouts_in(e)
+            yield from layouts_in(e)
 
 
-def _smaller(layouts: Iterable[TensorType]) -> Resize:
+def smaller(layouts: Iterable[TensorType]) -> Resize:
     """Return what makes sizes small: equal ones for equal sizes, and larger ones for larger."""
     different = sorted({n for layout in layouts for n in layout.size if n > 1})
     sizes = {n: i + 2 for i, n in enumerate(different)}
@@ -119,4 +125,4 @@ def _fits(overload: OpOverload, named: Mapping[str, Any], resize: Resize) -> boo
     except Exception:
         return False
     results = made if isinstance(made, (list, tuple)) else [made]
-    return all(t.numel() <= _SMALL for t in results if isinstance(t, torch.Tensor))
+    return all(t.numel() <= SMALL for t in results if isinstance(t, torch.Tensor))

@@ -23,7 +23,7 @@ from lazytpu.ir.tree import Node, Structure, Value
 from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.observe import metrics
 from lazytpu.tensors.layout import Layout, root_layout
-from lazytpu.tracing import eager_checks
+from lazytpu.tracing import eager_checks, eager_strides
 from lazytpu.tracing.ranges import arange_on_meta
 from lazytpu.tracing.sample_tensors import (
     call_with_samples,
@@ -101,6 +101,8 @@ def _infer_new(op: Op, named: dict[str, Arg]) -> Types:
     named, places = _one_of_each(op, named)
     types = _infer(op, named)
     eager_checks.check(op, named, types.layouts)
+    if op.overload is op.recorded:
+        types = types._replace(layouts=eager_strides.as_on_the_cpu(op, named, types.layouts))
     if places is None:
         return types
     layouts, _, natural = types
