@@ -9,6 +9,7 @@ the same in each run with the same disk cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -22,6 +23,7 @@ from lazytpu.runtime.least_recent import LeastRecent
 
 _MOST_SEEN = 10_000
 _NEARBY = 8
+_MOST_ELEMENTS = 1 << 30  # of a value: an expanded tensor takes no memory, but hours to go through one by one
 _FAR_RETURNS = 8  # of a graph that count as one: compiling takes some ten times as long as interpreting
 
 
@@ -69,7 +71,12 @@ def _may_interpret(graph: Graph) -> bool:
     deterministic = torch.are_deterministic_algorithms_enabled()
     always = config.compile_after <= 1 and not config.compile_in_background
     can = client.platform() == "cpu" and graph.mesh is None and not graph.checked and not graph.patterns
-    return can and not (asked_for or deterministic or always)
+    return can and not (asked_for or deterministic or always) and not _is_huge(graph)
+
+
+def _is_huge(graph: Graph) -> bool:
+    """Return whether an op goes through more elements than torch's kernels do in seconds; XLA often need not."""
+    return any(v is not None and prod(v.layout.size) > _MOST_ELEMENTS for node in graph.nodes for v in node.values)
 
 
 def forget() -> None:

@@ -50,6 +50,12 @@ def test_a_graph_is_compiled_when_it_comes_again(device: torch.device) -> None:
     assert re.search(r"1 x .*, at test_tiers\.py:\d+", interpreted)
 
 
+def test_a_graph_of_a_huge_view_is_compiled_at_once(device: torch.device) -> None:
+    x = torch.full((1,), 0.5).to(device).expand(1 << 20, 1 << 20)
+    assert x.sum().item() == 2.0**39
+    assert counts() == (0, 1)
+
+
 def test_the_number_of_times_is_a_setting(device: torch.device) -> None:
     lazytpu.config.compile_after = 4
     x = torch.arange(4.0).to(device)
