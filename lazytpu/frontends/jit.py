@@ -17,6 +17,7 @@ from lazytpu.frontends.dynamo import backend
 
 _LIMITS = dict.fromkeys(("recompile_limit", "accumulated_recompile_limit"), 1 << 30)
 _RECURRENT = "RNN, GRU, or LSTM"
+_TWO_MASKS = "PendingUnbackedSymbolNotFound"  # what becomes in torch of several masks in one index
 _BRANCH = "torch.where where both sides can be computed, else torch.cond; torch.while_loop for a loop"
 _SIZE = "torch.while_loop or scan for the loop, a fixed size for the shape; a Python number that is an argument: static"
 _OTHER = "take it out of the function, or use torch.compile(..., backend='lazytpu'), which goes on after it"
@@ -106,7 +107,9 @@ class _Jit:
                 if more.items() <= self._allowed.items():
                     raise LazyTPUError(f"Dynamo did not heed {more}")
                 self._allowed |= more
-        except (exc.Unsupported, exc.UserError) as error:
+        except (exc.Unsupported, exc.UserError, exc.InternalTorchDynamoError) as error:
+            if isinstance(error, exc.InternalTorchDynamoError) and _TWO_MASKS not in str(error):
+                raise
             raise _explained(error) from None
 
 
@@ -127,7 +130,7 @@ def _explained(error: Any) -> GraphBreakError:
     first = text.strip().splitlines()[0]
     if "Data-dependent branching" in text:
         what, do = "Python's control flow depends on the value of a tensor", _BRANCH
-    elif "data-dependent" in text:
+    elif "data-dependent" in text or _TWO_MASKS in text:
         what, do = "a size, or the number of iterations of a loop, depends on the value of a tensor", _SIZE
     else:
         what, do = first[0].lower() + first[1:], _OTHER

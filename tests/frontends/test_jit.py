@@ -198,6 +198,12 @@ def test_a_mask_whose_size_a_later_op_tells_is_refused(device):
         lazytpu.jit(lambda x: x[x > 0].view(3))(torch.ones(3).to(device))
 
 
+def test_two_masks_in_one_index_are_refused(device):
+    rows, columns = torch.tensor([True, False]).to(device), torch.tensor([True, False, True]).to(device)
+    with pytest.raises(LazyTPUError, match="depends on the value of a tensor"):
+        lazytpu.jit(lambda x, m, n: x[m, n])(torch.ones(2, 3).to(device), rows, columns)
+
+
 VIEWS = {
     "split": lambda a: (*a.split(1), a * 2),
     "unbind": lambda a: a.t().unbind(1)[1],
