@@ -1,4 +1,4 @@
-"""Kill -9 at random moments: during compiles and cache writes, checkpoints, dumps, packages."""
+"""Kill -9 at random moments: during compiles and cache writes, checkpoints, those of a manager, dumps, packages."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import lazytpu
 from lazytpu.debug.folder import NotADump, open_dump
 from lazytpu.debug.report import write_report
 from lazytpu.runtime.disk_cache import lookup, store
+from lazytpu.spmd.checkpoint import CheckpointManager
 from tests.faults.children import Child, folder, in_child, say
 from tests.faults.results import Result, timed
 
@@ -113,6 +114,40 @@ def _use_checkpoint(place: Path) -> None:
     assert not _wrong_checkpoint(place / "last.pt", "tpu")
 
 
+def _manage(place: Path) -> None:
+    manager = CheckpointManager(place / "run", keep=2)
+    x = torch.zeros(1000, 50, device=lazytpu.device())
+    for step in range(1, 1 << 30):
+        x.add_(1)
+        manager.save(step, {"x": x, "momentum": x * 2, "step": step})  # written by a thread, while x changes
+        if step == 2:
+            say("begun")  # that of step 1 is written
+
+
+def _wrong_state(place: Path, state: dict[str, Any]) -> list[str]:
+    try:
+        step = CheckpointManager(place / "run", keep=2).load(state)
+    except Exception as error:
+        return [f"the last checkpoint does not load: {error!r}"]
+    values = {state["x"].unique().item(), state["momentum"].unique().item() / 2}
+    return [] if step and values == {float(step)} and state["step"] == step else [f"step {step} holds {values}"]
+
+
+def _check_manager(place: Path) -> list[str]:
+    return _wrong_state(place, {"x": torch.zeros(1000, 50), "momentum": torch.zeros(1000, 50), "step": 0})
+
+
+def _use_manager(place: Path) -> None:
+    x = torch.zeros(1000, 50, device=lazytpu.device())
+    state = {"x": x, "momentum": torch.zeros_like(x), "step": 0}
+    wrong = _wrong_state(place, state)
+    assert not wrong, wrong
+    manager = CheckpointManager(place / "run", keep=2, wait=True)
+    last = manager.steps()[-1]
+    manager.save(last + 1, state)
+    assert manager.steps() == [last, last + 1]
+
+
 def _dump(place: Path) -> None:
     lazytpu.config.dump = str(place / "dump")
     lazytpu.config.compile_after = 1
@@ -156,6 +191,7 @@ def _use_package(place: Path) -> None:
 VICTIMS = {
     "compile": Victim(_compile, _check_cache, _use_cache),
     "checkpoint": Victim(_checkpoint, _check_checkpoint, _use_checkpoint),
+    "manager": Victim(_manage, _check_manager, _use_manager),
     "dump": Victim(_dump, _check_dump, _use_dump),
     "package": Victim(_package, _check_package, _use_package),
 }
@@ -189,7 +225,7 @@ def _moment(name: str, seed: int, use: bool) -> list[str]:
 
 @timed
 def kills(count: int, seed: int) -> Result:
-    """kill -9 during a compile and its cache write, a checkpoint, a dump, a package"""
+    """kill -9 during a compile and its cache write, a checkpoint, one of a manager, a dump, a package"""
     found = []
     for n in range(count):
         found += _moment([*VICTIMS][n % len(VICTIMS)], seed + n, use=n // len(VICTIMS) % 5 == 0)

@@ -13,7 +13,7 @@ from tests.support.processes import run_python
 @pytest.mark.parametrize(
     ("names", "scale"),
     [
-        (["kills", "mutations"], 0.006),
+        (["kills", "mutations"], 0.01),
         (["disks", "shared cache", "threads", "exits", "user errors"], 0.1),
         (["memory", "steps", "shapes"], 0.05),
     ],

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.support.processes import run_code
 from tests.support.worlds import run_world
@@ -18,6 +21,7 @@ PROGRAM = """
     import lazytpu
     from lazytpu import spmd
     from lazytpu.runtime import world
+    from lazytpu.spmd import checkpoint
 
     BOTH = ("data", "model")
     found = {}
@@ -53,6 +57,18 @@ PROGRAM = """
     found["shards"] = [[s.index[0].start, s.data.sum(1).tolist()] for s in shards]
     torch.save(net.state_dict(), sys.argv[1])
     found["saved"] = torch.load(sys.argv[1])["2.bias"].cpu().tolist()
+    checkpoint.save({"net": net.state_dict(), "step": 3}, sys.argv[1] + ".checkpoint")
+    other = {"net": model().state_dict(), "step": 0}
+    for x in other["net"].values():
+        spmd.mark_sharding(x, mesh, ("model",))
+    running = checkpoint.async_save(other, sys.argv[1] + ".others")
+    checkpoint.load(other, sys.argv[1] + ".checkpoint")
+    running.result()
+    found["loaded"] = [other["step"], *other["net"]["2.weight"].cpu().sum(1).tolist()]
+    try:
+        checkpoint.save({f"of {world.rank()}": (lambda: 0) if world.rank() else 3}, sys.argv[1] + ".unwritten")
+    except Exception as error:
+        found["failed"] = str(error)
 
     net = model()
     spmd.mark_sharding(net[0].weight, mesh, ("model",)); spmd.mark_sharding(net[2].weight, mesh, (None, "model"))
@@ -76,31 +92,55 @@ def flags(devices: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the programs write."""
+    return tmp_path_factory.mktemp("world")
+
+
+@pytest.fixture(scope="module")
+def results(kept: Path) -> list[dict[str, Any]]:
     """What one process of eight devices found, and each of two of four."""
-    folder = tmp_path_factory.mktemp("world")
-    alone = run_code(PROGRAM, folder / "alone.pt", XLA_FLAGS=flags(8), **SETTINGS)
-    done = [alone, *run_world(PROGRAM, 2, folder / "both.pt", XLA_FLAGS=flags(4), **SETTINGS)]
+    alone = run_code(PROGRAM, kept / "alone.pt", XLA_FLAGS=flags(8), **SETTINGS)
+    done = [alone, *run_world(PROGRAM, 2, kept / "both.pt", XLA_FLAGS=flags(4), **SETTINGS)]
     assert all(d.returncode == 0 for d in done), "\n".join(d.stderr for d in done)
     assert all(len(d.stdout.splitlines()) == 1 for d in done), "Gloo writes to the standard output"
     return [json.loads(d.stdout) for d in done]
 
 
-@pytest.mark.parametrize("name", ["fully sharded", "in parts", "whole", "saved", "cleared"])
-def test_numbers_are_those_of_one_process(results: list[dict[str, list[float]]], name: str) -> None:
+@pytest.mark.parametrize("name", ["fully sharded", "in parts", "whole", "saved", "loaded", "cleared"])
+def test_numbers_are_those_of_one_process(results: list[dict[str, Any]], name: str) -> None:
     alone, *both = results
     for found in both:
         assert found[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-6)
-    assert both[0] == both[1] | {"shards": both[0]["shards"]}
+    assert both[0] == both[1] | {"shards": both[0]["shards"], "failed": both[0]["failed"]}
     assert both[0]["compiled"] == alone["compiled"]
 
 
-def test_each_process_has_its_shards(results: list[dict[str, list[float]]]) -> None:
+def test_each_process_has_its_shards(results: list[dict[str, Any]]) -> None:
     alone, first, second = (found["shards"] for found in results)
     assert [start for start, _ in first + second] == [start for start, _ in alone] == [0, 2, 4, 6, 8, 10, 10, 10]
     assert sum((rows for _, rows in first + second), []) == pytest.approx(
         sum((rows for _, rows in alone), []), rel=1e-5
     )
+
+
+def test_a_checkpoint_of_two_processes_is_one_that_torch_reads(results: list[dict[str, Any]], kept: Path) -> None:
+    for name in ("alone.pt", "both.pt"):
+        dcp_to_torch_save(kept / f"{name}.checkpoint", kept / "read.pt")
+        found, want = torch.load(kept / "read.pt"), torch.load(kept / name, map_location="cpu")
+        assert found["step"] == 3
+        assert all(torch.equal(x, want[name]) for name, x in found["net"].items())
+        assert (kept / f"{name}.others").exists()
+    written = {path.name[:4] for path in (kept / "both.pt.checkpoint").glob("*.distcp")}
+    assert written == {"__0_", "__1_"}, "both processes write"
+
+
+def test_all_processes_hear_that_one_could_not_save(results: list[dict[str, Any]], kept: Path) -> None:
+    alone, first, second = results
+    assert "failed" not in alone
+    assert first["failed"].startswith("rank 1 could not save the checkpoint") and "pickle" in first["failed"]
+    assert second["failed"].startswith("Can't pickle")
+    assert not (kept / "both.pt.unwritten").exists() and not [*kept.glob(".both*")]
 
 
 def test_a_second_run_of_a_world_starts_without_xla(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from lazytpu.spmd.checkpoint import saving
 from lazytpu.spmd.checkpoint.planners import State
+from lazytpu.spmd.checkpoint.turns import Turn
 
 _NAME = re.compile(r"step-(\d+)")
+_LEFT = re.compile(r"\.step-(\d+)\.(removed|unfinished)")
 
 
 class CheckpointManager:
@@ -94,11 +96,19 @@ class CheckpointManager:
         return self.folder / f"step-{step:09d}"
 
     def _remove_old(self) -> None:
-        for step in self.steps()[: -self.keep] if self.keep else ():
+        """Remove checkpoints that are not kept, and what processes left that were killed while they wrote or removed."""
+        if Turn().rank != 0:
+            return
+        steps = self.steps()
+        for step in steps[: -self.keep] if self.keep else ():
             path = self._path(step)
             removed = path.with_name(f".{path.name}.removed")
+            shutil.rmtree(removed, ignore_errors=True)  # of an earlier checkpoint of that step
             path.rename(removed)  # no longer a checkpoint, before the first of its files is gone
-            shutil.rmtree(removed, ignore_errors=True)
+        for path in self.folder.glob(".step-*.*"):
+            found = _LEFT.fullmatch(path.name)
+            if found and int(found[1]) <= steps[-1]:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 __all__ = ["CheckpointManager"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -14,8 +16,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
 
-from lazytpu.spmd.tensor_parts import Box, boxes, fill, parts_of
+from lazytpu.spmd.tensor_parts import Box, Part, boxes, fill, parts_of
 from lazytpu.tracing.record import is_device_tensor
 
 State = dict[str, object]
@@ -43,6 +46,23 @@ class SavedTensor:
         """Return a part on the host."""
         assert index.offset is not None
         return self._parts[index.offset].to_host()
+
+
+class SavedShard:
+    """The part that this process has of a ``DTensor``, as it is now, for a planner."""
+
+    def __init__(self, tensor: DTensor) -> None:
+        self._items: list[WriteItem] = []
+        if tensor.device_mesh.get_coordinate() is not None:
+            self._items = tensor.__create_write_items__("", tensor)
+        self._parts: list[Part] = parts_of(tensor.to_local().detach())
+
+    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:  # torch's name
+        return [replace(item, index=replace(item.index, fqn=fqn)) for item in self._items]
+
+    def part(self, index: MetadataIndex) -> torch.Tensor:
+        """Return the part on the host."""
+        return self._parts[0].to_host()
 
 
 class LoadedTensor:
@@ -86,10 +106,57 @@ class LoadedTensor:
         return whole[box]
 
 
+class LoadedShard:
+    """The part that this process has of a ``DTensor``, which is being loaded: on the host, until all of it has come."""
+
+    def __init__(self, tensor: DTensor) -> None:
+        self._tensor, self._local = tensor, tensor.to_local().detach()
+        self._host: torch.Tensor | None = None
+
+    def size(self) -> torch.Size:
+        """Return the sizes of the whole tensor."""
+        return self._tensor.size()
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        found: list[ChunkStorageMetadata] = []
+        if self._tensor.device_mesh.get_coordinate() is not None:
+            found = self._tensor.__create_chunk_list__()
+        return [chunk for chunk in found if 0 not in chunk.sizes]
+
+    def part(self, index: MetadataIndex) -> torch.Tensor:
+        """Return the part on the host, to be written to."""
+        if self._host is None:
+            self._host = torch.empty(self._local.shape, dtype=self._local.dtype)
+        return self._host
+
+    def finish(self) -> None:
+        """Move the part to the device."""
+        host, self._host = self._host, None
+        if host is not None:
+            fill(self._local, lambda box: host[box])
+
+
+_Saved: TypeAlias = SavedTensor | SavedShard
+_Loaded: TypeAlias = LoadedTensor | LoadedShard
+
+
+def _saved(x: object) -> object:
+    if isinstance(x, DTensor):
+        return SavedShard(x) if is_device_tensor(x.to_local()) else x
+    return SavedTensor(x) if is_device_tensor(x) else x
+
+
+def _loaded(x: object) -> object:
+    if isinstance(x, DTensor):
+        return LoadedShard(x) if is_device_tensor(x.to_local()) else x
+    return LoadedTensor(x) if is_device_tensor(x) else x
+
+
 class SavePlanner(DefaultSavePlanner):
     """Saves each part of a tensor once, from the process that has it first; for ``torch.distributed.checkpoint.save``.
 
-    Tensors that are not of the device are saved as ``DefaultSavePlanner`` does.
+    Of a ``DTensor`` each process saves its part.  Tensors that are not of the device are saved as
+    ``DefaultSavePlanner`` does.
     """
 
     def set_up_planner(
@@ -97,12 +164,12 @@ class SavePlanner(DefaultSavePlanner):
     ) -> None:
         """Take the state as it is now."""
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
-        self.state_dict = {k: SavedTensor(v) if is_device_tensor(v) else v for k, v in self.state_dict.items()}
+        self.state_dict = {k: _saved(v) for k, v in self.state_dict.items()}
 
     def lookup_object(self, index: MetadataIndex) -> object:
         """Return what a write item is of."""
         found = self.state_dict[index.fqn]
-        return found.part(index) if isinstance(found, SavedTensor) else super().lookup_object(index)
+        return found.part(index) if isinstance(found, _Saved) else super().lookup_object(index)
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -111,7 +178,7 @@ class LoadPlanner(DefaultLoadPlanner):
     def set_up_planner(self, state_dict: State, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
         """Take the tensors that are loaded into."""
         super().set_up_planner(state_dict, metadata, is_coordinator)
-        self.state_dict = {k: LoadedTensor(v) if is_device_tensor(v) else v for k, v in self.state_dict.items()}
+        self.state_dict = {k: _loaded(v) for k, v in self.state_dict.items()}
         self._left: Counter[str] = Counter()
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
@@ -119,21 +186,21 @@ class LoadPlanner(DefaultLoadPlanner):
         self._left = Counter(item.dest_index.fqn for item in new_plan.items)
         saved = {} if self.metadata is None else self.metadata.state_dict_metadata
         for name, found in self.state_dict.items():
-            if isinstance(found, LoadedTensor) and not self._left[name] and name in saved:
+            if isinstance(found, _Loaded) and not self._left[name] and name in saved:
                 found.finish()  # one without elements
         return super().finish_plan(new_plan)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         """Return what a read item is written to."""
         found = self.state_dict[index.fqn]
-        return found.part(index) if isinstance(found, LoadedTensor) else super().lookup_tensor(index)
+        return found.part(index) if isinstance(found, _Loaded) else super().lookup_tensor(index)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         """Move a tensor to its devices once all of it was read."""
         name = read_item.dest_index.fqn
         self._left[name] -= 1
         found = self.state_dict[name]
-        if isinstance(found, LoadedTensor) and not self._left[name]:
+        if isinstance(found, _Loaded) and not self._left[name]:
             found.finish()
 
 

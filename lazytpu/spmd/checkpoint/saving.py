@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from lazytpu.spmd.checkpoint.planners import LoadPlanner, PreparedSavePlanner, SavePlanner, State
+from lazytpu.spmd.checkpoint.turns import Turn
 from lazytpu.tracing.record import is_device_tensor
 
 _T = TypeVar("_T")
@@ -28,14 +34,17 @@ _writer = ThreadPoolExecutor(1, "lazytpu-checkpoint")
 def save(state: State, folder: str | os.PathLike[str]) -> None:
     """Save a state to a folder, which is complete or not there at all, whenever the process ends.
 
+    Every process of a program calls it, with a folder that all of them see.
+
     Args:
         state: any pytree of dictionaries and lists of tensors and other values, such as state dicts.
         folder: that is made.
 
     Raises:
         FileExistsError: it is there already.
+        LazyTPUError: another process could not save.
     """
-    _write(state, _free(folder), SavePlanner())
+    _write(_plain(state), _free(folder), SavePlanner(), Turn())
 
 
 def async_save(state: State, folder: str | os.PathLike[str]) -> Future[None]:
@@ -51,14 +60,19 @@ def async_save(state: State, folder: str | os.PathLike[str]) -> Future[None]:
         FileExistsError: the folder is there already.
     """
     planner = PreparedSavePlanner()
-    planner.prepare(_copied(state))
-    return _writer.submit(_write, state, _free(folder), planner)
+    planner.prepare(_copied(_plain(state)))
+    return _writer.submit(_write, {}, _free(folder), planner, Turn())
+
+
+def _plain(state: State) -> State:
+    """Return the state with the contents of what has a ``state_dict`` in its place."""
+    return {name: x.state_dict() if isinstance(x, Stateful) else x for name, x in state.items()}
 
 
 def _copied(state: _T) -> _T:
     def copied(x: object) -> object:
         if isinstance(x, torch.Tensor):
-            return x if is_device_tensor(x) else x.detach().clone()
+            return x if is_device_tensor(x.to_local() if isinstance(x, DTensor) else x) else x.detach().clone()
         return copy.deepcopy(x)
 
     found: _T = tree_map(copied, state)
@@ -82,7 +96,8 @@ def load(state: State, folder: str | os.PathLike[str], *, partial: bool = False)
         ValueError: sizes differ.
     """
     with _without_wrapping():
-        state_dict_loader.load(state, checkpoint_id=folder, planner=LoadPlanner(allow_partial_load=partial))
+        planner = LoadPlanner(allow_partial_load=partial)
+        state_dict_loader.load(state, checkpoint_id=folder, planner=planner, no_dist=True)  # each what it has
     return state
 
 
@@ -99,18 +114,41 @@ def _free(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _write(state: State, path: Path, planner: SavePlanner) -> None:
+def _write(state: State, path: Path, planner: SavePlanner, turn: Turn) -> None:
+    """Write a checkpoint: what each process has, then what all of it is, then its name."""
     unfinished = path.with_name(f".{path.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        with _without_wrapping():
-            writer = FileSystemWriter(unfinished, sync_files=True)
-            state_dict_saver.save(state, storage_writer=writer, planner=planner)
-        if planner.is_coordinator:
+    first = turn.rank == 0
+    writer = FileSystemWriter(unfinished, sync_files=True)
+
+    def begin() -> None:
+        if first:
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+
+    def plan() -> SavePlan:
+        planner.set_up_planner(state, writer.storage_meta(), is_coordinator=first)
+        writer.set_up_storage_writer(first, rank=turn.rank, use_collectives=True)
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    def write(plans: list[SavePlan]) -> list[WriteResult]:
+        own = planner.finish_plan(writer.prepare_global_plan(plans)[turn.rank])
+        return writer.write_data(own, planner).wait()
+
+    def finish(metadata: Metadata, written: list[list[WriteResult]]) -> None:
+        if first:
+            writer.finish(metadata, written)
+            _sync(unfinished)
             unfinished.rename(path)
             _sync(path.parent)
+
+    try:
+        with _without_wrapping():
+            turn.share(begin)
+            plans, metadata = planner.create_global_plan(turn.share(plan))
+            written = turn.share(lambda: write(plans))
+            turn.share(lambda: finish(metadata, written))
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if first:
+            shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
@@ -128,6 +166,7 @@ def _without_wrapping() -> Iterator[None]:
     """Raise what went wrong, which torch puts into an exception of its own, and warn of no missing process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        warnings.filterwarnings("ignore", "Setting `no_dist`")
         warnings.filterwarnings("ignore", "TypedStorage is deprecated")
         try:
             yield
