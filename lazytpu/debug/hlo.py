@@ -15,6 +15,7 @@ _CALLED = re.compile(
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _NAME = re.compile(r"%([\w.\-~]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CONDITION = re.compile(r"\bcondition=%?([\w.\-~]+)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
@@ -84,12 +85,26 @@ class Module:
                 computation = self.computations[name]
                 found[name] = 0  # no computation applies itself
                 callers = self.callers.get(name, ())
-                found[name] = sum(times(c.name) * _iterations(i) for c, i in callers) or int(computation.entry)
+                found[name] = sum(times(c.name) * self._iterations(i) for c, i in callers) or int(computation.entry)
             return found[name]
 
         for name in self.computations:
             times(name)
         return found
+
+    def _iterations(self, instruction: Instruction) -> int:
+        """Return how often a loop runs: what XLA has noted, or the end of a counter, which begins at 0; else 1."""
+        if instruction.opcode != "while":
+            return 1
+        if found := _TRIPS.search(instruction.attributes):
+            return int(found[1])
+        condition = _CONDITION.search(instruction.attributes)
+        known = {i.name: i for i in self.computations[condition[1]].instructions} if condition else {}
+        for root in known.values():
+            if root.root and root.opcode == "compare" and "direction=LT" in root.attributes:
+                end = known[root.operands[1]]
+                return int(end.inside) if end.opcode == "constant" and end.inside.isdigit() else 1
+        return 1
 
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
         """Yield every instruction with its computation, in the order of the text."""
@@ -126,11 +141,6 @@ def _instruction(line: str, match: re.Match[str], number: int) -> Instruction:
     operands = [] if opcode in ("constant", "parameter", "iota") else _operands(inside)
     given = name[1] if name else ""
     return Instruction(number, match[2], opcode, operands, given, called, bool(match[1]), type_, attributes, inside)
-
-
-def _iterations(instruction: Instruction) -> int:
-    found = _TRIPS.search(instruction.attributes) if instruction.opcode == "while" else None
-    return int(found[1]) if found else 1
 
 
 def _balanced(text: str, start: int) -> int:

@@ -45,6 +45,8 @@ class Sources:
             return self._is_input(computation, found.operands[0], int(position[1]) if position else None, left - 1)
         if found.opcode == "tuple":
             return index is not None and self._is_input(computation, found.operands[index], None, left - 1)
+        if found.opcode == "concatenate":  # parameters of layers, for a loop over them
+            return all(self._is_input(computation, name, None, left - 1) for name in found.operands)
         if found.opcode in ("fusion", "call", "async-start") and found.called:
             body = self._module.computations[found.called[0]]
             root = next((i for i in body.instructions if i.root), None)

@@ -6,8 +6,8 @@ import torch
 
 from lazytpu.errors import LazyTPUError
 from lazytpu.ir.op_schema import op_of
-from lazytpu.ir.sharding import Entry, Mesh, Sharding, interned, sharding
-from lazytpu.ir.tree import trace
+from lazytpu.ir.sharding import OPEN, Entry, Mesh, Sharding, interned, named_sharding, sharding
+from lazytpu.ir.tree import Value, operands, trace
 from lazytpu.location import site
 from lazytpu.lowering.rules.sharding import shard_op
 from lazytpu.runtime import meshes
@@ -20,6 +20,7 @@ from lazytpu.tracing.record import cell_of, load, lock, record
 from lazytpu.tracing.transaction import Transaction
 
 _SHARD = op_of(shard_op)
+_MOST_VALUES = 1000  # that `of_examples` looks at
 
 
 def mark(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> None:
@@ -69,6 +70,28 @@ def laid_out(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> torch
             made = transaction.write_new([value])
         made[value].sharding = None if wanted.is_open else wanted
         return make(made[value])
+
+
+def of_examples(tensor: torch.Tensor) -> tuple[Mesh, tuple[str, ...]] | None:
+    """Return the axes over which the first dimension of a tensor is probably split, None where that is not known.
+
+    They are those of the first tensor with as many rows that it is computed from and that was given a sharding.
+    """
+    size, seen = tuple(tensor.shape[:1]), set[Value]()
+    waiting = [load(cell_of(tensor))] if size else []
+    while waiting and len(seen) < _MOST_VALUES:
+        at = waiting.pop()
+        if at in seen or tuple(at.layout.size[:1]) != size:
+            continue
+        seen.add(at)
+        found = at.sharding
+        if at.node is not None and at.node.op is _SHARD:
+            found = named_sharding(at.node.args[1], len(at.layout.size))
+        if found is not None and found.spec[0] not in ((), OPEN):
+            return found.mesh, found.spec[0]
+        if at.node is not None:
+            waiting += [x for x in reversed(list(operands(at.node))) if type(x) is Value]
+    return None
 
 
 def is_result(tensor: torch.Tensor) -> bool:

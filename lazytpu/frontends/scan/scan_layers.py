@@ -23,14 +23,17 @@ from lazytpu.errors import LazyTPUError
 from lazytpu.frontends.scan.bodies import Bodies, numbers_of, partition
 from lazytpu.frontends.scan.layers import differences, tensors_of
 from lazytpu.ir.op_schema import Arg, Argument, Op
+from lazytpu.ir.sharding import Mesh
 from lazytpu.ir.tree import Node, Value, trace
 from lazytpu.ir.types import contiguous_stride
 from lazytpu.lowering.rules.scan import backward_op, forward_op
 from lazytpu.random import default_generator
+from lazytpu.runtime import meshes
 from lazytpu.tensors.layout import Layout, layout_of, root_layout
 from lazytpu.tensors.storage import Storage, new_storage
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing.record import cell_of, is_device_tensor, load, lock, record
+from lazytpu.tracing.sharding import laid_out, of_examples
 from lazytpu.tracing.transaction import Transaction
 
 _KEY = root_layout((2,), (1,), torch.int64)
@@ -302,9 +305,11 @@ class _Scan(torch.autograd.Function):
         constants, own = tensors[: iteration.constants], tensors[iteration.constants :]
         captured = [_tensor_of(v) for v in bodies.captured]
         layouts = (iteration.layout, *[_stacked(v, layers) for v in bodies.kept], *[_KEY] * bodies.random)
+        examples = of_examples(x) if meshes.used else None
+        x = _split(x, examples)
         bound = [bodies.forward, x, own, [*constants, *captured], iteration.numbers, layers, len(bodies.kept)]
         y, *saved = _record(_FORWARD[bodies.random], bound, layouts)
-        ctx.iteration, ctx.layers, ctx.saved = iteration, layers, len(saved)
+        ctx.iteration, ctx.layers, ctx.saved, ctx.examples = iteration, layers, len(saved), examples
         ctx.save_for_backward(*saved, *captured, *tensors)
         return y
 
@@ -319,6 +324,7 @@ class _Scan(torch.autograd.Function):
         constants, own = tensors[: iteration.constants], tensors[iteration.constants :]
         each = len(own) // layers
         kept, key = saved[: len(bodies.kept)], saved[len(bodies.kept) :]
+        grad = _split(grad, ctx.examples)
         layouts = (iteration.layout, *[_layout_of(constants[i]) for i in bodies.sums])
         layouts += tuple([_stacked(_layout_of(own[i]), layers) for i in bodies.learned])
         bound = [bodies.backward, grad, kept, own, [*constants, *captured], iteration.numbers, key, layers, bodies.sums]
@@ -330,6 +336,14 @@ class _Scan(torch.autograd.Function):
         for i, stacked in zip(bodies.learned, found[len(bodies.sums) :], strict=True):
             of_own[i::each] = stacked.unbind(0)  # views: a slice for each would be a kernel to compile for each
         return None, None, dx, *of_constants, *of_own
+
+
+def _split(x: torch.Tensor, examples: tuple[Mesh, tuple[str, ...]] | None) -> torch.Tensor:
+    """Keep the examples split in a loop, where XLA would split what weights that lie in parts are multiplied with."""
+    if examples is None:
+        return x
+    mesh, axes = examples
+    return laid_out(x, mesh, (axes, *[...] * (x.dim() - 1)))
 
 
 def _layout_of(tensor: torch.Tensor) -> Layout:

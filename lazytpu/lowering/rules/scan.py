@@ -4,6 +4,7 @@
 control_flow.py; ``numbers`` are from Python and the same for each layer.
 """
 
+import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -29,19 +30,40 @@ def _keys(rng, iteration):
     return None if rng is None else key_of_turn(rng, iteration)
 
 
+def _loop(turn, state, given, layers, reverse=False):
+    """Return the last state and the stacked results of ``state, results = turn(layer, state, slices)`` for each layer.
+
+    As `lax.scan`, with a counter of 32 bits: of a loop with one of 64, XLA for TPUs does not know how often it runs.
+
+    Args:
+        given: stacked arrays, of which each turn takes its slices.
+    """
+    _, made = jax.eval_shape(turn, jnp.int32(0), state, [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in given])
+
+    def body(carry):
+        i, state, results = carry
+        layer = layers - 1 - i if reverse else i
+        state, found = turn(layer, state, [lax.dynamic_index_in_dim(x, layer, keepdims=False) for x in given])
+        results = [lax.dynamic_update_index_in_dim(r, x, layer, 0) for r, x in zip(results, found, strict=True)]
+        return i + 1, state, results
+
+    start = (jnp.int32(0), state, [jnp.zeros((layers, *t.shape), t.dtype) for t in made])
+    _, state, results = lax.while_loop(lambda carry: carry[0] < layers, body, start)
+    return state, results
+
+
 @lowers(forward_op)
 def scan_layers(out, body, x, parameters, constants, numbers, layers, kept, *, rng=None):
     """Return the result of the last layer, ``kept`` stacked arrays for the backward pass, and the key."""
     numbers = [jnp.asarray(n) for n in numbers]
 
-    def iteration(state, own):
-        index, x = state
-        x, *saved = body(x, *own, *constants, *numbers, rng=_keys(rng, index))
-        return (index + 1, x), saved
+    def turn(layer, x, own):
+        x, *saved = body(x, *own, *constants, *numbers, rng=_keys(rng, layer))
+        return x, saved[:kept]
 
-    (_, x), saved = lax.scan(iteration, (jnp.int64(0), x), _stacked(parameters, layers), length=layers)
+    x, saved = _loop(turn, x, _stacked(parameters, layers), layers)
     key = [] if rng is None else [lax.bitcast_convert_type(rng, jnp.int64)]
-    return [x, *saved[:kept], *key]
+    return [x, *saved, *key]
 
 
 @lowers(backward_op)
@@ -50,16 +72,14 @@ def scan_layers_backward(out, body, grad, saved, parameters, constants, numbers,
     numbers = [jnp.asarray(n) for n in numbers]
     rng = None if not key else lax.bitcast_convert_type(key[0], jnp.uint64)
 
-    def iteration(state, own):
-        index, grad, *totals = state
-        saved_here, own = own
-        grad, *grads = body(grad, *saved_here, *own, *constants, *numbers, rng=_keys(rng, index))
+    def turn(layer, state, given):
+        grad, *totals = state
+        saved_here, own = given[: len(saved)], given[len(saved) :]
+        grad, *grads = body(grad, *saved_here, *own, *constants, *numbers, rng=_keys(rng, layer))
         totals = [total + g for total, g in zip(totals, grads[: len(sums)], strict=True)]
-        return (index - 1, grad, *totals), grads[len(sums) :]
+        return [grad, *totals], grads[len(sums) :]
 
-    zeros = [jnp.zeros_like(constants[i]) for i in sums]
-    start = (jnp.int64(layers - 1), grad, *zeros)
-    (_, grad, *totals), stacked = lax.scan(
-        iteration, start, (list(saved), _stacked(parameters, layers)), length=layers, reverse=True
-    )
-    return [grad, *totals, *stacked]
+    start = [grad, *[jnp.zeros_like(constants[i]) for i in sums]]
+    given = [*saved, *_stacked(parameters, layers)]
+    state, stacked = _loop(turn, start, given, layers, reverse=True)
+    return [*state, *stacked]

@@ -96,7 +96,7 @@ class CheckpointManager:
         return self.folder / f"step-{step:09d}"
 
     def _remove_old(self) -> None:
-        """Remove checkpoints that are not kept, and what processes left that were killed while they wrote or removed."""
+        """Remove checkpoints that are not kept, and what processes have left that were killed here."""
         if Turn().rank != 0:
             return
         steps = self.steps()

@@ -50,7 +50,7 @@ class Turn:
             found = work()
         except Exception as raised:
             error = raised
-        every = self._every((found, error and f"{type(error).__name__}: {error}"))
+        every = self._every((found, None if error is None else f"{type(error).__name__}: {error}"))
         if error is not None:
             raise error
         failed = {rank: text for rank, (_, text) in enumerate(every) if text}
