@@ -12,6 +12,9 @@ _MOVES = frozenset(
     "optimization-barrier bitcast-convert broadcast async-done".split()
 )
 _INDEX = re.compile(r"\bindex=(\d+)")
+_STACKED = ("/stack", "/concatenate")  # parameters of layers, for a loop over them: pads, of which TPUs take the larger
+_BODY = re.compile(r"\bbody=%?([\w.\-~]+)")
+_STARTED = 'custom_call_target="AsyncCollectiveStart"'
 _MOST_STEPS = 60
 
 
@@ -45,13 +48,32 @@ class Sources:
             return self._is_input(computation, found.operands[0], int(position[1]) if position else None, left - 1)
         if found.opcode == "tuple":
             return index is not None and self._is_input(computation, found.operands[index], None, left - 1)
-        if found.opcode == "concatenate":  # parameters of layers, for a loop over them
+        if found.opcode == "concatenate" or (found.opcode == "maximum" and found.op_name.endswith(_STACKED)):
             return all(self._is_input(computation, name, None, left - 1) for name in found.operands)
+        if found.opcode == "custom-call" and _STARTED in found.attributes and index == 0:  # what a collective takes
+            taken = self._known[computation.name][found.operands[0]].operands
+            return bool(taken) and self._is_input(computation, taken[0], None, left - 1)
         if found.opcode in ("fusion", "call", "async-start") and found.called:
             body = self._module.computations[found.called[0]]
             root = next((i for i in body.instructions if i.root), None)
             return root is not None and self._is_input(body, root.name, index, left - 1)
+        if found.opcode == "while" and index is not None and self._is_kept(found, index):
+            return self._is_input(computation, found.operands[0], index, left - 1)
         return False
+
+    def _is_kept(self, loop: Instruction, index: int) -> bool:
+        """Return whether each turn of a loop leaves an element of its state as it is."""
+        name = _BODY.search(loop.attributes)
+        body = self._module.computations[name[1]].instructions if name else []
+        root = next((i for i in body if i.root), None)
+        if root is None or root.opcode != "tuple":
+            return False
+        known = {i.name: i for i in body}
+        found = known[root.operands[index]]
+        while found.opcode in _MOVES and found.operands:
+            found = known[found.operands[0]]
+        taken = _INDEX.search(found.attributes) if found.opcode == "get-tuple-element" else None
+        return taken is not None and int(taken[1]) == index and known[found.operands[0]].opcode == "parameter"
 
     def _is_argument(self, computation: Computation, found: Instruction, index: int | None, left: int) -> bool:
         if computation.entry:

@@ -64,6 +64,15 @@ backend_config={"known_trip_count":{"n":"12"}}
 """
 
 
+@pytest.mark.parametrize(("direction", "runs"), [("LT", 12), ("GT", 1)])
+def test_a_loop_runs_to_the_end_of_its_counter(direction: str, runs: int) -> None:
+    counter = f"""  %i = s32[] get-tuple-element(%state), index=0
+  %end = s32[] constant(12)
+  ROOT %more = pred[] compare(%i, %end), direction={direction}"""
+    text = LOOP.replace("known_trip_count", "unknown").replace("  ROOT %more = pred[] constant(true)", counter)
+    assert hlo.parse(text).runs["body"] == runs
+
+
 def test_what_a_loop_does_counts_in_each_iteration() -> None:
     module = hlo.parse(LOOP)
     assert module.runs["body"] == 12 and module.runs["main"] == 1
