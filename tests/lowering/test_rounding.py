@@ -235,3 +235,13 @@ def test_a_loss_that_torch_computes_by_device(dtype: torch.dtype, device: torch.
 
     for got, want in zip(losses(device), losses("cpu"), strict=True):
         torch.testing.assert_close(got.cpu(), want, rtol=2**-8 if dtype is torch.bfloat16 else 2**-11, atol=1e-5)
+
+
+@pytest.mark.parametrize("source", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_numbers_out_of_the_range_of_float8(source: torch.dtype, device: torch.device) -> None:
+    large = [449.0, 464.0, 465.0, 480.0, 5000.0, -700.0, 57344.0, 65000.0, float("inf"), -float("inf"), float("nan")]
+    x = torch.tensor([*large, 2**-9, 2**-10, 1e-3]).to(source)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
+        torch.testing.assert_close(
+            x.to(device).to(dtype).cpu().float(), x.to(dtype).float(), equal_nan=True, rtol=0, atol=0
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Callable
 from functools import partial, reduce
@@ -23,6 +24,7 @@ Rounding: TypeAlias = Callable[[jax.Array], jax.Array]
 _HALF = frozenset(map(np.dtype, (jnp.bfloat16, jnp.float16)))
 _NUMBER = frozenset(map(np.dtype, ("float64", "int64", "bool", "complex128")))
 _F32, _F64, _BOOL = np.dtype("float32"), np.dtype("float64"), np.dtype("bool")
+_F8 = np.dtype(jnp.float8_e4m3fn)
 
 
 def compute_dtype(dtype: Dtype) -> np.dtype:
@@ -64,7 +66,16 @@ def cast(x: Operand, dtype: Dtype) -> jax.Array:
         x = lax.convert_element_type(x, np.uint8)  # XLA makes a select of convert(bool) * y, which hides 0 * NaN
     if is_floating(x.dtype) and is_integral(dtype) and dtype.itemsize <= 2:
         x = lax.convert_element_type(x, np.int64)  # C casts through a wider integer, so it wraps; XLA would saturate
+    if dtype == _F8 and _saturates():
+        x = lax.convert_element_type(x, np.float32)
+        x = lax.max(lax.min(x, lax.full_like(x, 448)), lax.full_like(x, -448))  # NaN stays NaN
     return lax.convert_element_type(x, dtype)
+
+
+@functools.cache
+def _saturates() -> bool:
+    """Return whether torch gives the largest float8_e4m3fn, which has no infinity, where XLA gives NaN: since 2.13."""
+    return not torch.full((), 1e4, device="cpu").to(torch.float8_e4m3fn).float().isnan().item()
 
 
 def _wrapped(x: int, dtype: np.dtype) -> np.ndarray:
