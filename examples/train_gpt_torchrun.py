@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 2 examples/train_gpt_torchrun.py --how fsdp      # and only a part of each parameter
     torchrun --nproc-per-node 2 examples/train_gpt_torchrun.py --how tp        # parts of each layer
     torchrun --nproc-per-node 4 examples/train_gpt_torchrun.py --how fsdp_tp   # parts of parts
+    torchrun --nproc-per-node 2 examples/train_gpt_torchrun.py --how pp        # some of the layers
 
 With ``--device cpu`` it is a program of torch alone, with Gloo.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import lazytpu  # the device "tpu", and its backend
@@ -42,20 +44,23 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-class GPT(nn.Module):
+class Start(nn.Module):
+    """What the blocks get of bytes."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(256, width), nn.Embedding(length, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
+
+
+class GPT(nn.Sequential):
     """A language model over bytes."""
 
     def __init__(self, length: int, width: int, blocks: int) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(256, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList([Block(width, 16) for _ in range(blocks)])
-        self.norm, self.last = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
-        for block in self.blocks:
-            h = block(h)
-        return self.last(self.norm(h))
+        end = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256, bias=False))
+        super().__init__(Start(length, width), *[Block(width, 16) for _ in range(blocks)], end)
 
 
 def batches(steps: int, size: int, length: int, mesh: DeviceMesh) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -75,7 +80,7 @@ def spread(model: GPT, how: str, mesh: DeviceMesh) -> nn.Module:
     """Let the processes share the work."""
     if how == "ddp":
         return nn.parallel.DistributedDataParallel(model)
-    for block in model.blocks:
+    for block in list(model)[1:-1]:
         if how in ("tp", "fsdp_tp"):
             columns = dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel())
             parallelize_module(block, mesh["model"], {**columns, "out": RowwiseParallel(), "down": RowwiseParallel()})
@@ -86,9 +91,28 @@ def spread(model: GPT, how: str, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def loss_of(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(out.flatten(0, 1), y.flatten())
+
+
+def pipelined(model: GPT, device: torch.device, parts: int) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
+    """Return this process's layers, and a function that computes the loss and the gradients of a batch."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    own = nn.Sequential(*list(model)[rank * len(model) // world : (rank + 1) * len(model) // world])
+    schedule = Schedule1F1B(PipelineStage(own, rank, world, device), parts, loss_of)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+        last = {"target": y, "losses": losses} if rank == world - 1 else {}
+        schedule.step(*([x] if rank == 0 else []), **last)
+        return world * torch.stack(losses).mean() if losses else torch.zeros((), device=device)
+
+    return own, step
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--how", choices=["ddp", "fsdp", "tp", "fsdp_tp"], default="fsdp")
+    parser.add_argument("--how", choices=["ddp", "fsdp", "tp", "fsdp_tp", "pp"], default="fsdp")
     parser.add_argument("--device", default="tpu", help="tpu or cpu")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=8, help="of all processes together")
@@ -102,17 +126,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.accelerator.set_device_index(device.index)
     dist.init_process_group("gloo" if device.type == "cpu" else None)
     world = dist.get_world_size()
-    parts = {"tp": world, "fsdp_tp": 2}.get(options.how, 1)
+    parts = {"tp": world, "pp": world, "fsdp_tp": 2}.get(options.how, 1)
     mesh = init_device_mesh(device.type, (world // parts, parts), mesh_dim_names=("data", "model"))
 
     torch.manual_seed(0)
-    model = spread(GPT(32, options.width, options.blocks).to(device), options.how, mesh)
+    whole = GPT(32, options.width, options.blocks).to(device)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(model(x), y)
+        loss.backward()
+        return loss
+
+    if options.how == "pp":
+        model, step = pipelined(whole, device, 4)
+    else:
+        model = spread(whole, options.how, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach="tp" not in options.how)
     losses = []
     for x, y in batches(options.steps, options.batch, 32, mesh):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x.to(device)).flatten(0, 1), y.to(device).flatten())
-        loss.backward()
+        loss = step(x.to(device), y.to(device))
         optimizer.step()
         total = loss.detach().clone()
         dist.all_reduce(total)
