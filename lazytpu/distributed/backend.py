@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from lazytpu.config import config
-from lazytpu.dispatch import exchange
+from lazytpu.dispatch import exchange, own_device
 from lazytpu.distributed import ddp, dtensor, fsdp, sync_batch_norm
 from lazytpu.distributed.process_group import LazyProcessGroup
 from lazytpu.ir.op_schema import Arg
@@ -27,6 +27,7 @@ def register(name: str = NAME) -> None:
             fsdp.register()
             dtensor.register()
             sync_batch_norm.register()
+            world.when_connected(own_device.register)
             _settle_before_host_collectives()
 
 

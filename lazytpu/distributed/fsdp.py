@@ -9,6 +9,7 @@ from types import ModuleType
 
 import torch
 
+from lazytpu.config import config
 from lazytpu.ir.op_schema import Arg
 from lazytpu.runtime import world
 from lazytpu.torch_backend.after_import import after_import
@@ -40,6 +41,7 @@ def register() -> None:
     after_import(f"{_PACKAGE}._fsdp_collectives", _register_collectives)
     after_import(f"{_PACKAGE}._fsdp_param", _register_copy)
     after_import(f"{_PACKAGE}._fsdp_state", _cut_before_first_step)
+    after_import(f"{_PACKAGE}._fsdp_init", _move_models_of_the_host)
 
 
 def _library() -> torch.library.Library:
@@ -56,6 +58,24 @@ def _register_collectives(_: ModuleType) -> None:
 
 def _register_copy(_: ModuleType) -> None:
     _library().impl("copy_", copy_, "PrivateUse1", allow_override=True)
+
+
+def _move_models_of_the_host(module: ModuleType) -> None:
+    """Let ``fully_shard`` take a model on the CPU: what it moves keeps its Python object, but not its type in C++."""
+    name = "_move_states_to_device"
+    move = vars(module)[name]
+
+    @functools.wraps(move)
+    def call(parameters: Sequence[Tensor], buffers: Sequence[Tensor], device: torch.device) -> None:
+        for x in (*parameters, *buffers):
+            if device.type == config.device_name and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter):
+                moved = x.detach().to(device)
+                torch.utils.swap_tensors(
+                    x, torch.nn.Parameter(moved, x.requires_grad) if type(x) is torch.nn.Parameter else moved
+                )
+        move(parameters, buffers, device)
+
+    setattr(module, name, call)
 
 
 def _cut_before_first_step(module: ModuleType) -> None:

@@ -24,6 +24,7 @@ from lazytpu.diagnosis import events
 from lazytpu.errors import WorldError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.printer import node_text
+from lazytpu.ir.rank_patterns import connected
 from lazytpu.ir.tree import Node, Value, operands
 from lazytpu.location import site
 from lazytpu.lowering.support import shardings
@@ -157,7 +158,7 @@ def _agreed(
             line,
             config.collective_timeout,
         )
-        count = _compare_collectives(told)
+        count = in_common(told)[processes.rank()]
         if len({tuple(said["ops"]) for said in told.values()}) == 1 and not graph.patterns:
             raise WorldError(
                 "ranks give different numbers to one program on a mesh",
@@ -188,6 +189,7 @@ def _description(graph: Graph, done: int, line: str) -> dict[str, list[str]]:
     names = graph.names
     return {
         "collectives": [_collective_text(node) for node in nodes],
+        "with": [",".join(map(str, connected([_pattern(node)], processes.rank()))) for node in nodes],
         "lines": [str(node.site) for node in nodes],
         "ops": [f"{zlib.crc32(node_text(node, names).encode()):x}" for node in graph.nodes],
         "end": [line],
@@ -196,27 +198,45 @@ def _description(graph: Graph, done: int, line: str) -> dict[str, list[str]]:
 
 def _collective_text(node: Node) -> str:
     given = ", ".join(repr(x.layout) for x in operands(node) if type(x) is Value)
-    *rest, pattern = [x for x in node.args if type(x) is not Value]
-    settings = "".join(f" {x}" for x in rest if x is not None)
-    return f"{node.op.name.partition('.')[2]} {given}{settings} over ranks {pattern}"
+    settings = "".join(f" {x}" for x in node.args[:-1] if type(x) is not Value and x is not None)
+    return f"{node.op.name.partition('.')[2]} {given}{settings} over ranks {_pattern(node)}"
 
 
-def _compare_collectives(told: Told) -> int:
-    """Return how many collectives ranks have in common.
+def _pattern(node: Node) -> str:
+    return str(node.args[-1])
+
+
+def in_common(told: Told) -> dict[int, int]:
+    """Return how many of its collectives each rank can run, one after the other, as its graph and others' stand.
+
+    Those of a group are compared by its members alone: a group that only some ranks use is none of the others' concern.
 
     Raises:
-        WorldError: one of them is not the same on all ranks.
+        WorldError: the members of a group come to it with different collectives.
     """
-    lists = {rank: said["collectives"] for rank, said in told.items()}
-    count = min(map(len, lists.values()))
-    at = _first_unequal([texts[:count] for texts in lists.values()])
-    if at == count:
-        return count
-    raise WorldError(
-        "ranks exchange different things",
-        given=by_rank({rank: f"{said['collectives'][at]}, {said['lines'][at]}" for rank, said in told.items()}),
-        fix="all ranks of a group have to call the same collectives, in the same order, with equal sizes and types",
-    )
+    done = dict.fromkeys(told, 0)
+
+    def next_of(rank: int) -> tuple[str, ...]:
+        said, at = told[rank], done[rank]
+        return (said["collectives"][at], said["with"][at]) if at < len(said["collectives"]) else ()
+
+    def members(rank: int) -> list[int]:
+        return [int(r) for r in next_of(rank)[1].split(",")] if next_of(rank) else []
+
+    while ready := [r for r in told if next_of(r) and all(next_of(m) == next_of(r) for m in members(r))]:
+        for rank in members(ready[0]):
+            done[rank] += 1
+    waiting = {r: members(r) for r in told if next_of(r)}
+    stuck = {r for r, others in waiting.items() if all(m in waiting for m in others)}
+    while more := {r for r in stuck if not stuck.issuperset(waiting[r])}:
+        stuck -= more
+    if stuck:
+        raise WorldError(
+            "ranks exchange different things",
+            given=by_rank({r: f"{next_of(r)[0]}, {told[r]['lines'][done[r]]}" for r in sorted(stuck)}),
+            fix="all ranks of a group have to call the same collectives, in the same order, with equal sizes and types",
+        )
+    return done
 
 
 def _first_unequal(lists: list[list[str]]) -> int:

@@ -5,6 +5,7 @@ Lightning is in `lightning`.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -29,14 +30,26 @@ def register() -> None:
 
 
 def _choose_the_device(state: ModuleType) -> None:
-    """Make Accelerate take the device where it would take the CPU; ``Accelerator(cpu=True)`` still does."""
-    theirs = state.PartialState.default_device
+    """Make Accelerate take the device where it would take the CPU; ``Accelerator(cpu=True)`` still does.
+
+    In a process that a launcher started with others, it would take each for the only one.
+    """
+    theirs, prepare = state.PartialState.default_device, state.PartialState._prepare_backend
 
     def default_device(self: object) -> torch.device:
         found: torch.device = theirs.fget(self)
         return torch.device(config.device_name, 0) if found.type == "cpu" else found
 
+    def prepare_backend(self: Any, cpu: bool, *args: object, **kwargs: object) -> tuple[str | None, object]:
+        backend, kind = prepare(self, cpu, *args, **kwargs)
+        if cpu or kind != state.DistributedType.NO or "LOCAL_RANK" not in os.environ:
+            return backend, kind
+        self.device = torch.device(config.device_name, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(self.device)
+        return backend or "lazytpu", state.DistributedType.MULTI_GPU  # of all kinds the one with nothing of its own
+
     state.PartialState.default_device = property(default_device, doc=theirs.__doc__)
+    state.PartialState._prepare_backend = prepare_backend
 
 
 def _cut_after_steps(module: ModuleType) -> None:

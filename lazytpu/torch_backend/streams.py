@@ -96,13 +96,17 @@ class Stream:
 
 
 def register() -> None:
-    """Have ``record_stream`` of any tensor take a stream of the device: nothing is freed before it was used."""
+    """Have ``record_stream`` of any tensor take a stream of the device: nothing is freed before it was used.
+
+    Streams of the device are ours, or ``torch.accelerator.current_stream()``.
+    """
     name = "record_stream"
     torchs = getattr(torch.Tensor, name)
 
     @functools.wraps(torchs)
     def record_stream(self: torch.Tensor, stream: object) -> None:
-        if not isinstance(stream, Stream) or self.device.type != config.device_name:
+        ours = isinstance(stream, Stream) or isinstance(stream, torch.Stream) and stream.device == self.device
+        if not ours or self.device.type != config.device_name:
             torchs(self, stream)
 
     setattr(torch.Tensor, name, record_stream)

@@ -25,6 +25,15 @@ def test_each_process_has_the_device_of_its_local_rank() -> None:
     x = torch.ones(3, device=device)
     assert x.device == lazytpu.device() == lazytpu.device(rank) == torch.device("tpu:0")
     assert x.to(device).tolist() == torch.ones(3).to(rank).tolist() == [1.0, 1.0, 1.0]
+    leaf = x.clone().requires_grad_()
+    assert leaf.to(device) is leaf and leaf.to(device, torch.float32) is leaf and x.detach().to(rank).device == x.device
+    assert leaf.to(device, torch.bfloat16).dtype is torch.bfloat16 and leaf.to(device, copy=True) is not leaf
+    with torch.inference_mode():
+        y = x + 1
+        assert y.to(device) is y
+    with pytest.raises(RuntimeError, match="there are 2 devices"):
+        leaf.to("tpu:5")
+    x.record_stream(torch.accelerator.current_stream())
     with torch.tpu.device(rank):
         assert (x + 1).device == x.device
     with pytest.raises(RuntimeError, match="this process is local rank . and has tpu:.; there are 2 devices"):

@@ -12,9 +12,15 @@ from tests.support.processes import run_code
 
 STATE = """
 import torch
+class DistributedType:
+    NO, MULTI_GPU = "NO", "MULTI_GPU"
 class PartialState:
     def __init__(self, cpu=False):
-        self.device = torch.device("cpu") if cpu else self.default_device
+        self.device = None
+        self.backend, self.distributed_type = self._prepare_backend(cpu, False, None)
+        self.device = self.device or (torch.device("cpu") if cpu else self.default_device)
+    def _prepare_backend(self, cpu, sagemaker_dp=False, backend=None):
+        return None, DistributedType.NO
     @property
     def default_device(self):
         return torch.device("cpu")
@@ -31,6 +37,7 @@ class AcceleratedOptimizer:
             return self.optimizer.step(closure)
 """
 PROGRAM = """
+import os
 import lazytpu, torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import PartialState
@@ -45,6 +52,12 @@ for cpu in (False, True):
         made.gradient_state.sync_gradients = sync
         made.step()
     print(lazytpu.metrics.counter("step") - steps)
+
+import os
+os.environ["LOCAL_RANK"] = "0"
+for cpu in (False, True):
+    state = PartialState(cpu)
+    print(state.backend, state.distributed_type, state.device)
 """
 
 
@@ -54,7 +67,8 @@ def test_accelerate_takes_the_device_and_ends_its_steps(tmp_path: Path) -> None:
     for name, text in (("__init__", ""), ("state", STATE), ("optimizer", OPTIMIZER)):
         (package / f"{name}.py").write_text(text)
     done = run_code(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}")
-    assert done.stdout.split() == ["1", "0"], done.stderr
+    launched = ["lazytpu MULTI_GPU tpu:0", "None NO cpu"]  # a process among others, and one that asks for the CPU
+    assert done.stdout.splitlines() == ["1", "0", *launched], done.stderr
 
 
 @pytest.mark.parametrize("name", ["tpu", "tpu:0", "cpu"])

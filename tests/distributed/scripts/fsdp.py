@@ -62,6 +62,12 @@ def mixed_outputs(device: Device) -> Any:
     return train(net, device, torch.optim.SGD(net.parameters(), 1e-2)), contents(net)
 
 
+@script("FSDP2: a model that is on the CPU until it is sharded")
+def from_host(device: Device) -> Any:
+    net = sharded(torch.device("cpu"), mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
+    return train(net, device), contents(net)
+
+
 @script("FSDP2: reshard_after_forward=False")
 def kept(device: Device) -> Any:
     return trained(device, reshard_after_forward=False)
