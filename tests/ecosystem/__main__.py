@@ -31,7 +31,7 @@ def main() -> int:
         prog="python -m tests.ecosystem", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="cases of these names, or whose names contain these, by commas")
-    parser.add_argument("--scripts", type=Path, help="folder with checkouts: examples, nanoGPT, minGPT")
+    parser.add_argument("--scripts", type=Path, help="folder with checkouts: examples, nanoGPT, makemore, …")
     parser.add_argument("--work", type=Path, help="folder where scripts are copied and run; by default one that goes")
     parser.add_argument("--out", type=Path, help="file of outcomes, one a line")
     parser.add_argument("--resume", action="store_true", help="run only what --out does not hold")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 Numbers = Mapping[str, float]
+NUMBER = r"(-?[\d.]+(?:[eE][-+]?\d+)?)"  # in what a script prints
 
 
 class Missing(Exception):

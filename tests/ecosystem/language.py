@@ -98,7 +98,7 @@ def kinds(device: torch.device) -> Numbers:
     return found
 
 
-def _llama(**changes: Any) -> Any:
+def llama(**changes: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -146,7 +146,7 @@ def experts(device: torch.device) -> Numbers:
 
 def seeds(device: torch.device) -> Numbers:
     """Sample text twice with one seed."""
-    model, ids = _llama().eval().to(device), torch.tensor([[1, 5, 9, 2]], device=device)
+    model, ids = llama().eval().to(device), torch.tensor([[1, 5, 9, 2]], device=device)
     texts, drawing = [], {"do_sample": True, "top_k": 20, "top_p": 0.9}
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
@@ -176,7 +176,7 @@ def checkpointed(device: torch.device) -> Numbers:
     with TemporaryDirectory() as folder:
         for name, options in (("checkpointed", smooth), ("compiled", compiled)):
             arguments = _arguments(TrainingArguments, device, folder, **options)
-            trainer = Trainer(_llama(), arguments, train_dataset=_rows(), eval_dataset=_rows(8))
+            trainer = Trainer(llama(), arguments, train_dataset=_rows(), eval_dataset=_rows(8))
             found[name] = trainer.train().training_loss
             found[f"test, {name}"] = trainer.evaluate()["eval_loss"]
     return found
@@ -201,7 +201,7 @@ def summaries(device: torch.device) -> Numbers:
         return {"loss": loss, "generated": trainer.evaluate()["eval_score"]}
 
 
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -223,19 +223,19 @@ def preferences(device: torch.device) -> Numbers:
     asked = {"prompt": ["what is the cat", "why is the dog"] * 4}
     pairs = Dataset.from_dict({**asked, "chosen": ["happy", "red"] * 4, "rejected": ["sad", "blue"] * 4})
     plain = {"bf16": False, "gradient_checkpointing": False}
-    words = {"processing_class": _tokenizer()}
+    words = {"processing_class": tokenizer()}
     with TemporaryDirectory() as folder:
-        _llama().save_pretrained(folder)
-        model = type(_llama()).from_pretrained(folder)  # DPO loads its reference from there
+        llama().save_pretrained(folder)
+        model = type(llama()).from_pretrained(folder)  # DPO loads its reference from there
         sft = SFTTrainer(
-            _llama(), _arguments(SFTConfig, device, folder, max_length=16, **plain), train_dataset=texts, **words
+            llama(), _arguments(SFTConfig, device, folder, max_length=16, **plain), train_dataset=texts, **words
         ).train()
         dpo = DPOTrainer(
             model, args=_arguments(DPOConfig, device, folder, max_length=32, **plain), train_dataset=pairs, **words
         ).train()
         drawing = {"num_generations": 2, "max_completion_length": 6, **plain}
         grpo = GRPOTrainer(
-            _llama(), reward_funcs=lambda completions, **_: [float(len(c)) for c in completions],
+            llama(), reward_funcs=lambda completions, **_: [float(len(c)) for c in completions],
             args=_arguments(GRPOConfig, device, folder, **drawing), train_dataset=Dataset.from_dict(asked), **words,
         ).train()  # fmt: skip
     return {"SFT": sft.training_loss, "DPO": dpo.training_loss, "GRPO": float(grpo.training_loss is not None)}
@@ -259,8 +259,8 @@ def pipelines(device: torch.device) -> Numbers:
     """Run two pipelines."""
     from transformers import BertConfig, BertForSequenceClassification, pipeline
 
-    words = _tokenizer()
-    text = pipeline("text-generation", model=_llama(), tokenizer=words, device=device)("the cat", max_new_tokens=5,
+    words = tokenizer()
+    text = pipeline("text-generation", model=llama(), tokenizer=words, device=device)("the cat", max_new_tokens=5,
                                                                                      do_sample=False)  # fmt: skip
     torch.manual_seed(0)
     bert = BertForSequenceClassification(BertConfig(num_labels=3, pad_token_id=0, **_BERT)).eval()
@@ -284,7 +284,7 @@ def sentences(device: torch.device) -> Numbers:
     with TemporaryDirectory() as folder:
         torch.manual_seed(0)
         BertModel(BertConfig(**_BERT)).save_pretrained(folder)
-        _tokenizer().save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
         model = SentenceTransformer(modules=[Transformer(folder), Pooling(32)], device=str(device))
         rows = {"anchor": ["the cat sat", "a red dog ran"] * 8, "positive": ["a cat sat on a mat", "a dog is red"] * 8}
         loss = SentenceTransformerTrainer(

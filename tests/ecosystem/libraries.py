@@ -11,12 +11,11 @@ from pathlib import Path
 
 import torch
 
-from tests.ecosystem import fields, idioms, language, loading, science, training
+from tests.ecosystem import families, fields, geometry, idioms, language, loading, loops, science, training
 from tests.ecosystem.case import Library, Missing, Outcome, judge, version
 
-LIBRARIES: list[Library] = [
-    case for module in (training, loading, fields, language, science, idioms) for case in module.LIBRARIES
-]
+_MODULES = (training, loading, fields, language, families, science, geometry, loops, idioms)
+LIBRARIES: list[Library] = [case for module in _MODULES for case in module.LIBRARIES]
 LIMIT_S = 600  # seconds a case may take
 _MARK = "outcome: "
 _ROOT = Path(__file__).parents[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import tarfile
 from collections.abc import Callable
@@ -145,6 +146,49 @@ def _chargpt(work: Path) -> None:
     (work / "minGPT/projects/chargpt/input.txt").write_text(text(200_000))
 
 
+def _tokens(work: Path) -> None:
+    """Write the two shards of letters that llama2.c reads."""
+    folder = work / "llama2.c/data/tok128"
+    folder.mkdir(parents=True, exist_ok=True)
+    letters = np.frombuffer(text(60_000).encode("ascii", "replace"), np.uint8).astype(np.uint16)
+    letters[:20_000].tofile(folder / "data00.bin")
+    letters[20_000:].tofile(folder / "data01.bin")
+
+
+def _labelled(work: Path) -> None:
+    for part, count in (("train", 24), ("validation", 8)):
+        for label in range(2):
+            pictures(work / f"pytorch-image-models/tiny/{part}/class{label}", count, 80, label)
+
+
+def _unlabelled(work: Path) -> None:
+    folder = work / "diffusers/examples/unconditional_image_generation"
+    pictures(folder / "tiny", 16, 40)
+    net = {
+        "sample_size": 16, "in_channels": 3, "out_channels": 3, "block_out_channels": [8, 16], "layers_per_block": 1,
+        "norm_num_groups": 4, "attention_head_dim": 8, "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
+        "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
+    }  # fmt: skip
+    (folder / "net").mkdir(exist_ok=True)
+    (folder / "net/config.json").write_text(json.dumps(net))
+
+
+def _chats(work: Path) -> None:
+    """Save a small Llama with its words, and texts to train it on."""
+    from tests.ecosystem import language
+
+    folder = work / "trl/trl/scripts"
+    language.llama().save_pretrained(folder / "net")
+    language.tokenizer().save_pretrained(folder / "net")
+    said = ["the cat sat on a mat", "a red dog ran", "a dog is happy", "a cat is sad"] * 8
+    (folder / "tiny").mkdir(exist_ok=True)
+    (folder / "tiny/train.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in said))
+    pairs = [{"prompt": "what is the cat", "chosen": " happy", "rejected": " sad"}] * 8
+    pairs += [{"prompt": "why is the dog", "chosen": " red", "rejected": " blue"}] * 8
+    (folder / "pairs").mkdir(exist_ok=True)
+    (folder / "pairs/train.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+
+
 MATERIAL: dict[str, Callable[[Path], None]] = {
     "mnist": _mnist,
     "mnist beside": _mnist_beside,
@@ -155,6 +199,10 @@ MATERIAL: dict[str, Callable[[Path], None]] = {
     "cora": _cora,
     "shakespeare": _shakespeare,
     "chargpt": _chargpt,
+    "tokens": _tokens,
+    "labelled": _labelled,
+    "unlabelled": _unlabelled,
+    "chats": _chats,
 }
 
 

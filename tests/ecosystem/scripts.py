@@ -11,13 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-from tests.ecosystem import material
-from tests.ecosystem.case import Missing, Outcome, Script, judge, version
+from tests.ecosystem import material, repositories
+from tests.ecosystem.case import NUMBER, Missing, Outcome, Script, judge, version
 
 EXAMPLES, NANO, MINI = "pytorch/examples", "karpathy/nanoGPT", "karpathy/minGPT"
 LIMIT_S = 900  # seconds a script may take
 ROOT = Path(__file__).parents[2]
-NUMBER = r"(-?[\d.]+(?:[eE][-+]?\d+)?)"
 
 _TINY_GPT = tuple(
     f"--{option}"
@@ -261,6 +260,7 @@ SCRIPTS = [
         data=("chargpt",),
         label="chargpt",
     ),
+    *repositories.SCRIPTS,
 ]
 
 
