@@ -119,7 +119,7 @@ _PICTURES: _Table = {
     "PoolFormerForImageClassification": ("PoolFormerConfig", {"padding": [2, 1], "sr_ratios": [2, 1], **_PATCHES}),
     "CvtForImageClassification": (
         "CvtConfig",
-        {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 2], "depth": [1, 1, 1], "drop_rate": [0, 0, 0],
+        {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 2], "depth": [1, 1, 1], "drop_rate": [0.0, 0.0, 0.0],
          "drop_path_rate": [0.0, 0.0, 0.0]},
     ),
     "FocalNetForImageClassification": (
