@@ -27,6 +27,7 @@ from benchmarks import (
     models,
     page,
     record,
+    scale,
     sort_lowerings,
     torch_step,
 )
@@ -116,6 +117,24 @@ def test_the_pages_show_the_saved_results(tmp_path, monkeypatch):
 
 def test_plots_are_small():
     assert sum(plot.stat().st_size for plot in (ROOT / "docs/_static").glob("growth-*.svg")) < 100_000
+
+
+def test_goals_of_scale_are_met_or_not(tmp_path, capsys, monkeypatch):
+    rows = {"bytes": [scale.Row("a part", 0.13, 0.125)], "cost": [scale.Row("a step", 1.1, 1.2)]}
+    monkeypatch.setattr(scale, "measured", rows.get)
+    assert scale.main(["--only", "bytes", "--json", str(tmp_path / "scale.json")]) == 0
+    assert scale.main(["--only", "cost", "--json", str(tmp_path / "scale.json")]) == 1
+    printed = capsys.readouterr().out
+    assert "| a part | 0.13 | 0.125 | yes |" in printed and "| a step | 1.1 | 1.2 | no |" in printed
+    assert json.loads((tmp_path / "scale.json").read_text())["cost"] == [
+        {"what": "a step", "goal": 1.1, "measured": 1.2}
+    ]
+
+
+def test_models_of_scale_train():
+    training = scale.Training("tiny", "one", 1)
+    first, second = training.step().item(), training.step().item()
+    assert second < first < 2
 
 
 def test_recording_is_timed():

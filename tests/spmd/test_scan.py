@@ -11,6 +11,7 @@ from lazytpu.debug import hlo
 from lazytpu.debug.collectives import collectives_of
 from lazytpu.debug.graph_text import optimized_hlo_of
 from lazytpu.diagnosis import events
+from lazytpu.ir.graph import SHARD
 from tests.support.eight_devices import eight_devices
 
 LAYERS, BACKWARD = 3, "lazytpu.scan_layers_backward"
@@ -47,6 +48,8 @@ def test_nothing_but_parameters_is_gathered_in_the_loop() -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
     event = next(e for e in reversed(events.compilations) if any(n.op.name == BACKWARD for n in e.graph.nodes))
     found = collectives_of(hlo.parse(optimized_hlo_of(event.executable.compiled)), event.graph.mesh, event.graph)
+    marks = [str(node.args[1]) for node in event.graph.nodes if node.op.name == SHARD]
+    assert len(marks) == 2 and all("data" in mark for mark in marks), marks  # what goes in, and its gradient
     inside = [c for c in found if c.op.startswith("lazytpu.scan_layers")]
     gathers = [c for c in inside if c.kind == "all-gather"]
     assert gathers and {c.kind for c in inside} <= {"all-gather", "all-reduce"}, inside
