@@ -6,6 +6,7 @@ precision, in packages of two names.  What is made for one pair suits the others
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Protocol
@@ -13,7 +14,7 @@ from typing import Protocol
 import torch
 
 from lazytpu.config import config
-from lazytpu.torch_backend import torch_module
+from lazytpu.torch_backend import rank_device, torch_module
 from lazytpu.torch_backend.after_import import after_import
 from lazytpu.tracing.step import mark_step
 
@@ -27,6 +28,8 @@ def register() -> None:
     for trainer, fabric in (("lightning.pytorch", "lightning.fabric"), ("pytorch_lightning", "lightning_fabric")):
         after_import(f"{trainer}.accelerators", _register_with_trainer)
         after_import(f"{fabric}.accelerators", _register_with_fabric)
+        for package in (trainer, fabric):
+            after_import(f"{package}.strategies.ddp", _suit_ddp)
         after_import(f"{trainer}.trainer.connectors.accelerator_connector", _connect_trainer)
         after_import(f"{fabric}.connector", _connect_fabric)
 
@@ -35,7 +38,8 @@ class _Device:
     """A lazy XLA device, as Lightning wants to know it."""
 
     def setup_device(self, device: torch.device) -> None:
-        """Do nothing: the device is ready once lazytpu is imported."""
+        """Check that the device is this process's; it is ready once lazytpu is imported."""
+        torch_module.set_device(device)
 
     def teardown(self) -> None:
         """Do nothing."""
@@ -46,13 +50,16 @@ class _Device:
 
     @staticmethod
     def parse_devices(devices: object) -> list[int]:
-        """Return the indices of the devices that ``devices=`` asks for: there is one.
+        """Return the indices of the devices that ``devices=`` asks for: one, or one for each process of this host.
 
         Raises:
             ValueError: more or others are asked for.
         """
-        if devices in (1, -1, "1", "-1", "0,", [0]):
-            return [0]
+        n = rank_device.count()
+        if devices in (n, -1, str(n), "-1", [*range(n)]) or n == 1 and devices == "0,":
+            return [*range(n)]
+        if n > 1:
+            raise ValueError(f"a launcher started {n} processes here: give devices={n}, not devices={devices!r}")
         raise ValueError(f"there is one device, {config.device_name}:0: give devices=1, not devices={devices!r}")
 
     @staticmethod
@@ -63,7 +70,7 @@ class _Device:
     @staticmethod
     def auto_device_count() -> int:
         """Return how many devices ``devices="auto"`` takes."""
-        return 1
+        return rank_device.count()
 
     @staticmethod
     def is_available() -> bool:
@@ -116,7 +123,7 @@ def _connect(connector: type, module: ModuleType) -> None:
         return NAME if found == "cpu" else found
 
     def strategy_of(self: _Connector) -> object:
-        if not isinstance(self.accelerator, _Device) or self._num_nodes_flag > 1:
+        if not isinstance(self.accelerator, _Device) or self._num_nodes_flag > 1 or len(self._parallel_devices) > 1:
             return choose_strategy(self)
         return strategy(device=self._parallel_devices[0])
 
@@ -138,10 +145,29 @@ def _strategy(single_device: type) -> type:
     return type("LazyTPUStrategy", (single_device,), {"strategy_name": f"single_{NAME}", **methods})
 
 
+class _Distributed(Protocol):
+    """What is used of Lightning's strategies."""
+
+    root_device: torch.device
+
+
+def _suit_ddp(module: ModuleType) -> None:
+    """Make the strategy ``"ddp"`` end steps too, and leave out the stream of CUDA in which it would make the module."""
+    ddp = module.DDPStrategy
+    for name in ("optimizer_step", *_EVALUATIONS):
+        if hasattr(ddp, name):
+            setattr(ddp, name, _ending_a_step(getattr(ddp, name)))
+    name = next(n for n in ("determine_ddp_device_ids", "_determine_ddp_device_ids") if hasattr(ddp, n))
+    theirs = getattr(ddp, name)
+    setattr(ddp, name, lambda self: None if self.root_device.type == config.device_name else theirs(self))
+
+
 def _ending_a_step(theirs: Callable[..., object]) -> Callable[..., object]:
-    def step(*args: object, **kwargs: object) -> object:
-        result = theirs(*args, **kwargs)
-        mark_step()
+    @functools.wraps(theirs)
+    def step(self: _Distributed, *args: object, **kwargs: object) -> object:
+        result = theirs(self, *args, **kwargs)
+        if self.root_device.type == config.device_name:
+            mark_step()
         return result
 
     return step

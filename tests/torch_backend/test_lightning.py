@@ -16,12 +16,23 @@ class Registry(dict):
         self[name] = accelerator
 AcceleratorRegistry = ACCELERATOR_REGISTRY = Registry(cpu=Accelerator)
 """
+DDP = """
+import torch
+class DDPStrategy:
+    def __init__(self, device):
+        self.root_device = torch.device(device)
+    def optimizer_step(self, optimizer):
+        return optimizer.step()
+    def determine_ddp_device_ids(self):
+        return [self.root_device.index]
+"""
 CONNECTOR = """
+import torch
 from lightning.pytorch.accelerators import AcceleratorRegistry
 class SingleDeviceStrategy:
     strategy_name = "single_device"
     def __init__(self, device):
-        self.device = device
+        self.device, self.root_device = device, torch.device(device)
     def optimizer_step(self, optimizer):
         return optimizer.step()
     def predict_step(self, x):
@@ -61,6 +72,19 @@ strategy.optimizer_step(torch.optim.SGD(net.parameters()))
 print(lazytpu.metrics.counter("step") - steps, strategy.predict_step(torch.ones(1, device="tpu")).item())
 try:
     Connector("lazytpu", devices=2)
+except ValueError as error:
+    print(error)
+
+from lightning.pytorch.strategies.ddp import DDPStrategy
+for device in ("tpu:0", "cuda:1"):
+    strategy, steps = DDPStrategy(device), lazytpu.metrics.counter("step")
+    strategy.optimizer_step(torch.optim.SGD(net.parameters()))
+    print(lazytpu.metrics.counter("step") - steps, strategy.determine_ddp_device_ids())
+lightning = type(Connector("lazytpu").accelerator)
+lazytpu.torch_backend.rank_device.count = lambda: 2  # as a launcher of two processes makes it
+print(lightning.auto_device_count(), lightning.parse_devices(2), lightning.parse_devices("-1"))
+try:
+    lightning.parse_devices(1)
 except ValueError as error:
     print(error)
 """
@@ -121,6 +145,7 @@ def test_a_copy_in_small_takes_the_device(tmp_path: Path) -> None:
         "lightning/__init__": "",
         "lightning/pytorch/__init__": "",
         "lightning/pytorch/accelerators": ACCELERATORS,
+        "lightning/pytorch/strategies/ddp": DDP,
         "lightning/pytorch/trainer/connectors/accelerator_connector": CONNECTOR,
     }.items():
         file = tmp_path / f"{name}.py"
@@ -133,6 +158,10 @@ def test_a_copy_in_small_takes_the_device(tmp_path: Path) -> None:
         "Accelerator single_device cpu 32-true",
         "1 2.0",
         "there is one device, tpu:0: give devices=1, not devices=2",
+        "1 None",
+        "0 [1]",
+        "2 [0, 1] [0, 1]",
+        "a launcher started 2 processes here: give devices=2, not devices=1",
     ], done.stderr
 
 
