@@ -82,7 +82,7 @@ SCRIPTS = [
     _pictures(
         "vit",
         "train.py",
-        f"{_TRAIN} --model vit_tiny_patch16_224 --model-kwargs img_size=64 --opt adamw --clip-grad 1.0 --amp "
+        f"{_TRAIN} --model vit_tiny_patch16_224 --model-kwargs img_size=64 --opt adamw --lr 1e-4 --clip-grad 1.0 --amp "
         "--amp-dtype bfloat16 --sched cosine",
         "train.py: a ViT, 2 epochs in bfloat16 with clipping",
         rf"Train: 1 .*Loss:\s+{NUMBER}",
