@@ -213,6 +213,8 @@ def in_place(overload: OpOverload, variant: OpOverload) -> Kernel:
         except MixedDevicesError:
             if on_other_device(args, kwargs):
                 return call_meta(overload, args, kwargs)
+            if lists:  # tensors of several devices: one after the other
+                return overload.redispatch(META, *args, **kwargs)
             raise
         if returned == 0:
             return None

@@ -124,10 +124,7 @@ def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
 
 @kernel("set_.source_Tensor")
 def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    if not is_device_tensor(tensor):
-        found: torch.Tensor = aten.set_.source_Tensor(tensor, source)
-        return found
-    if not is_device_tensor(source):
+    if not (is_device_tensor(tensor) and is_device_tensor(source)):
         raw = source.untyped_storage()
         return cast(torch.Tensor, _set.redispatch(META, tensor, raw, 0, (), ()))  # raises
     with lock, torch.no_grad(), torch._C.DisableTorchFunction():

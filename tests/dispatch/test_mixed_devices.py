@@ -15,6 +15,7 @@ REFUSED = {
     "out of a scan": lambda host, x: torch.cumsum(x, 0, out=host),
     "out on the device": lambda host, x: torch.mul(host, host, out=x),
     "a list": lambda host, x: torch._foreach_add_([host], [x]),
+    "a list of both": lambda host, x: torch._foreach_mul_([host[:0], x], [x[:0], host]),
     "the device's own": lambda host, x: x.add_(host),
 }
 
@@ -37,6 +38,21 @@ def test_a_copy_and_a_number_cross_devices(device):
     assert not host.is_set_to(x)
     assert not x.is_set_to(host)
     assert type(host) is torch.Tensor
+
+
+def test_lists_of_both_devices_are_written_one_by_one(device):
+    host, x = torch.arange(3.0), torch.ones(3).to(device)
+    torch._foreach_copy_([host, x], [x, torch.full((3,), 2.0)])
+    torch._foreach_mul_([host, x], 3)
+    assert torch.equal(host, torch.full((3,), 3.0))
+    assert torch.equal(x.cpu(), torch.full((3,), 6.0))
+
+
+def test_memory_of_the_other_device_is_refused(device):
+    host, x = torch.arange(3.0), torch.ones(3).to(device)
+    for one, other in ((host, x), (x, host)):
+        with pytest.raises(RuntimeError, match="different device"):
+            one.set_(other)
 
 
 def test_lengths_of_sequences_are_asked_for_on_the_cpu(device):
