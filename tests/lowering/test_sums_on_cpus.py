@@ -1,4 +1,4 @@
-"""Sums and depthwise gradients that CPUs get as matrix products have the values of torch's CPU kernels."""
+"""Sums and depthwise convolutions that CPUs get as products and loops have the values of torch's CPU kernels."""
 
 import pytest
 import torch
@@ -41,14 +41,17 @@ def _gradients(y, xs):
         ((3, 2, 33), (4,), (3,), (2,), (1,), 1),
         ((2, 4, 6, 6), (1, 2), (3, 2), (0, 0), (1, 1), 1),  # remainders of the stride that no tap reaches
         ((1, 2, 4, 5, 18), (2, 2, 3), (1, 2, 1), (1, 0, 1), (1, 1, 2), 1),
+        ((6, 12, 20, 24), (3, 3), (1, 1), (1, 1), (1, 1), 1),  # a loop over images
+        ((1, 24, 20, 24), (3, 2), (1, 2), (1, 0), (1, 1), 2),  # over channels
     ],
 )
-def test_gradients_of_depthwise_convolutions(size, kernel, stride, padding, dilation, multiple):
+def test_depthwise_convolutions_and_their_gradients(size, kernel, stride, padding, dilation, multiple):
     convolution = (F.conv1d, F.conv2d, F.conv3d)[len(kernel) - 1]
 
     def step(x, w):
         x, w = x.requires_grad_(), w.requires_grad_()
-        return _gradients(convolution(x, w, None, stride, padding, dilation, size[1]), (x, w))
+        y = convolution(x, w, None, stride, padding, dilation, size[1])
+        return [y, *_gradients(y, (x, w))]
 
     torch.manual_seed(0)
     _close(*_both(step, torch.randn(size), torch.randn(size[1] * multiple, 1, *kernel)))

@@ -5,6 +5,7 @@ groups are convolutions of their own, one after the other.
 """
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax import lax
 from lazytpu.lowering.support import conv_matmul
 from lazytpu.lowering.support.conv_matmul import CORES, _framed, _loop, _offsets, divisor_up_to
 
+_PLACES = 1 << 13  # of a result from which on a loop is worth an iteration
 _BLOCK = 16  # places of a row that are multiplied with each other; all but a kernel's width of the products are waste
 _COLUMN_BYTES = CORES << 23  # memory for the columns of such products at a time
 
@@ -44,13 +46,36 @@ def _depthwise(x, w, sizes, stride, offsets):
     return y.reshape(len(x), -1, *sizes)
 
 
+def _depthwise_in_turn(x, w, sizes, stride, offsets):
+    """Return ``_depthwise`` by a loop over images, or over the channels of a single one.
+
+    A loop's result is put in memory.  What is no loop's is computed by XLA once for each reader, with all its taps.
+    """
+    axis = 0 if len(x) > 1 else 1
+    size, multiple = x.shape[axis], (1, w.shape[1])[axis]
+    places = len(x) * w.shape[0] * w.shape[1] * math.prod(sizes) // max(size, 1)  # of each part of the result
+    count = divisor_up_to(min(size // 2, -(-_PLACES // max(places, 1))), size)
+    if size < 2 or count * places < _PLACES // 4:
+        return _depthwise(x, w, sizes, stride, offsets)
+
+    def body(i, y):
+        part = lax.dynamic_slice_in_dim(x, i * count, count, axis)
+        of_part = lax.dynamic_slice_in_dim(w, i * count, count, 0) if axis else w
+        part = _depthwise(part, of_part, sizes, stride, offsets)
+        return lax.dynamic_update_slice_in_dim(y, part, i * count * multiple, axis)
+
+    x, offsets = _framed(x, sizes, stride, offsets)
+    y = jnp.zeros((len(x), w.shape[0] * w.shape[1], *sizes), x.dtype)
+    return lax.fori_loop(0, size // count, body, y)
+
+
 def _taps_last(w, channels):
     return w.reshape(channels, -1, int(np.prod(w.shape[2:])))
 
 
 def forward(x, w, sizes, stride, padding, dilation, groups):
     if w.shape[1] == 1:
-        return _depthwise(x, _taps_last(w, groups), sizes, stride, _offsets(w.shape[2:], padding, dilation))
+        return _depthwise_in_turn(x, _taps_last(w, groups), sizes, stride, _offsets(w.shape[2:], padding, dilation))
     how = sizes, stride, padding, dilation
     y = lax.map(lambda xw: conv_matmul.forward(*xw, *how), (_split(x, groups, 1), _split(w, groups, 0)))
     return _joined(y, 1)
@@ -81,7 +106,7 @@ def _depthwise_input_gradient(grad, w, spatial, stride, offsets):
             back.append([(r - offset[j]) // s for j in taps])
             kept = kept if len(taps) == len(offset) else jnp.take(kept, np.array(taps, np.int32), d + 1)
         if kept.size:
-            parts.append(_depthwise(grad, kept.reshape(channels, 1, -1), sizes, [1] * len(sizes), back))
+            parts.append(_depthwise_in_turn(grad, kept.reshape(channels, 1, -1), sizes, [1] * len(sizes), back))
         else:
             parts.append(jnp.zeros((images, channels, *sizes), grad.dtype))
     if len(parts) == 1:
