@@ -8,7 +8,7 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import torch
@@ -34,7 +34,11 @@ _KNOWN = {
     aten.convolution_backward.default,
 }
 
-_ASKED_ALWAYS = {aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default, aten._linalg_svd.default}
+ASKED_ALWAYS = {aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default, aten._linalg_svd.default}
+
+
+# Integers that go with operands of any size.  Others may be sizes of operands, which kernels follow without looking.
+_FIT_ALL = {"dim", "dims", "dim0", "dim1", "correction", "normalization", "pad", "padding", "output_size"}
 
 
 class _NotSimilarError(Exception):
@@ -42,17 +46,21 @@ class _NotSimilarError(Exception):
 
 
 def as_on_the_cpu(op: Op, named: Mapping[str, object], layouts: Layouts) -> Layouts:
-    """Return the layouts of results, which the meta kernel gave, with the strides that the CPU's kernel gives."""
+    """Return the layouts of results, which the meta kernel gave, with the strides that the CPU's kernel gives.
+
+    Asked of ops in `ASKED_ALWAYS`, and of others where an operand does not lie as created.
+    """
     operands = list(layouts_in(list(named.values())))
     if op.recorded.namespace != "aten" or op.recorded in _KNOWN or op.recorded in NOT_RUN:
         return layouts
     made = [x for x in layouts if x is not None]
-    as_created = all(x.as_created for x in operands) and op.recorded not in _ASKED_ALWAYS
-    if as_created or all(len(x.size) < 2 for x in made) or has_scalar_made_dynamic(op, named):
+    if all(len(x.size) < 2 for x in made) or has_scalar_made_dynamic(op, named):
         return layouts
-    if any(0 in x.size for x in (*operands, *made)):
+    if any(0 in x.size for x in (*operands, *made)) or _may_hold_indices(operands):
         return layouts
     small = max(prod(x.size) for x in (*operands, *made)) <= SMALL
+    if not small and any(_holds_integers(x) and name not in _FIT_ALL for name, x in named.items()):
+        return layouts
     resize: Resize = int if small else smaller(operands)
     try:
         samples = {name: _sample_of(x, resize) for name, x in named.items()}
@@ -62,6 +70,18 @@ def as_on_the_cpu(op: Op, named: Mapping[str, object], layouts: Layouts) -> Layo
         return tuple([x and _laid_out(x, result) for x, result in zip(layouts, results, strict=True)])
     except Exception:  # attributes that do not go with smaller sizes, a dtype that the CPU lacks
         return layouts
+
+
+def _may_hold_indices(operands: Sequence[Layout]) -> bool:
+    """Return whether integers stand beside other numbers: kernels may follow them through memory without looking."""
+    integers = [not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool) for x in operands]
+    return any(integers) and not all(integers)
+
+
+def _holds_integers(x: object) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(map(_holds_integers, x))
+    return type(x) is int
 
 
 def _sample_of(x: object, resize: Resize) -> object:

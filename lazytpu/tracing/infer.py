@@ -101,7 +101,10 @@ def _infer_new(op: Op, named: dict[str, Arg]) -> Types:
     named, places = _one_of_each(op, named)
     types = _infer(op, named)
     eager_checks.check(op, named, types.layouts)
-    if op.overload is op.recorded:
+    asked = op.recorded in eager_strides.ASKED_ALWAYS or not all(
+        x.as_created for x in eager_checks.layouts_in(list(named.values()))
+    )
+    if asked and op.overload is op.recorded:
         types = types._replace(layouts=eager_strides.as_on_the_cpu(op, named, types.layouts))
     if places is None:
         return types

@@ -140,6 +140,20 @@ def test_a_checkpoint_on_a_thread_has_the_state_of_its_call() -> None:
     assert torch.equal(x.cpu(), torch.full((64, 8), 32.0))
 
 
+def test_a_thread_that_saves_leaves_the_step_whole() -> None:
+    x = torch.arange(12.0).to(lazytpu.device())
+    lazytpu.mark_step(wait=True)
+    with folder() as at:
+        y = x * 2  # of the step that is recorded
+        cuts = lazytpu.metrics.counter("cut")
+        checkpoint.async_save({"x": x}, at / "a").result()
+        assert lazytpu.metrics.counter("cut") == cuts
+        found = {"x": torch.zeros(12)}
+        checkpoint.load(found, at / "a")
+        assert found["x"].equal(torch.arange(12.0))
+    assert y.cpu().equal(torch.arange(12.0) * 2)
+
+
 @eight_devices
 def test_a_manager_keeps_the_last_ones() -> None:
     x = torch.zeros(4).to(lazytpu.device())

@@ -118,7 +118,8 @@ def _write(state: State, path: Path, planner: SavePlanner, turn: Turn) -> None:
     """Write a checkpoint: what each process has, then what all of it is, then its name."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     first = turn.rank == 0
-    writer = FileSystemWriter(unfinished, sync_files=True)
+    # Parts come as CPU tensors.  What copies ahead would wait for the device, and so cut the step that is recorded.
+    writer = FileSystemWriter(unfinished, sync_files=True, per_thread_copy_ahead=0)
 
     def begin() -> None:
         if first:
