@@ -15,7 +15,7 @@ import torch
 
 from lazytpu.ir.op_schema import Op, aten
 from lazytpu.ir.tree import Value
-from lazytpu.ir.types import Size, is_dense
+from lazytpu.ir.types import Size, TensorType, is_dense
 from lazytpu.tensors.layout import Layout, root_layout
 from lazytpu.tracing.eager_checks import NOT_RUN, SMALL, has_scalar_made_dynamic, layouts_in, smaller
 from lazytpu.tracing.sample_tensors import Resize, dry_run
@@ -72,7 +72,7 @@ def as_on_the_cpu(op: Op, named: Mapping[str, object], layouts: Layouts) -> Layo
         return layouts
 
 
-def _may_hold_indices(operands: Sequence[Layout]) -> bool:
+def _may_hold_indices(operands: Sequence[TensorType]) -> bool:
     """Return whether integers stand beside other numbers: kernels may follow them through memory without looking."""
     integers = [not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool) for x in operands]
     return any(integers) and not all(integers)
