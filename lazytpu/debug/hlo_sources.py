@@ -62,7 +62,7 @@ class Sources:
         return False
 
     def _is_kept(self, loop: Instruction, index: int) -> bool:
-        """Return whether each turn of a loop leaves an element of its state as it is."""
+        """Return whether each iteration of a loop leaves an element of its state as it is."""
         name = _BODY.search(loop.attributes)
         body = self._module.computations[name[1]].instructions if name else []
         root = next((i for i in body if i.root), None)

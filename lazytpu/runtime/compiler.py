@@ -138,7 +138,7 @@ def result_shardings(graph: Graph) -> tuple[jax.sharding.NamedSharding | None, .
 
 
 def options_for(graph: Graph) -> dict[str, object]:
-    """Return the compiler's options for a graph: those by which its values are right, and rounded as they should be."""
+    """Return the compiler's options for a graph: for right values, rounded as they should be, and blocks of memory."""
     if target_platform() != "cpu":
         return {}
     halves = any(v is not None and v.layout.dtype in _HALVES for node in graph.nodes for v in node.values)

@@ -30,20 +30,21 @@ def _keys(rng, iteration):
     return None if rng is None else key_of_turn(rng, iteration)
 
 
-def _loop(turn, state, given, layers, reverse=False):
-    """Return the last state and the stacked results of ``state, results = turn(layer, state, slices)`` for each layer.
+def _loop(iteration, state, given, layers, reverse=False):
+    """Return the last state and the stacked results of ``iteration(layer, state, slices)``, which gives both.
 
     As `lax.scan`, with a counter of 32 bits: of a loop with one of 64, XLA for TPUs does not know how often it runs.
 
     Args:
-        given: stacked arrays, of which each turn takes its slices.
+        given: stacked arrays, of which each iteration takes its slices.
     """
-    _, made = jax.eval_shape(turn, jnp.int32(0), state, [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in given])
+    slices = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in given]
+    _, made = jax.eval_shape(iteration, jnp.int32(0), state, slices)
 
     def body(carry):
         i, state, results = carry
         layer = layers - 1 - i if reverse else i
-        state, found = turn(layer, state, [lax.dynamic_index_in_dim(x, layer, keepdims=False) for x in given])
+        state, found = iteration(layer, state, [lax.dynamic_index_in_dim(x, layer, keepdims=False) for x in given])
         results = [lax.dynamic_update_index_in_dim(r, x, layer, 0) for r, x in zip(results, found, strict=True)]
         return i + 1, state, results
 
@@ -57,11 +58,11 @@ def scan_layers(out, body, x, parameters, constants, numbers, layers, kept, *, r
     """Return the result of the last layer, ``kept`` stacked arrays for the backward pass, and the key."""
     numbers = [jnp.asarray(n) for n in numbers]
 
-    def turn(layer, x, own):
+    def iteration(layer, x, own):
         x, *saved = body(x, *own, *constants, *numbers, rng=_keys(rng, layer))
         return x, saved[:kept]
 
-    x, saved = _loop(turn, x, _stacked(parameters, layers), layers)
+    x, saved = _loop(iteration, x, _stacked(parameters, layers), layers)
     key = [] if rng is None else [lax.bitcast_convert_type(rng, jnp.int64)]
     return [x, *saved, *key]
 
@@ -72,7 +73,7 @@ def scan_layers_backward(out, body, grad, saved, parameters, constants, numbers,
     numbers = [jnp.asarray(n) for n in numbers]
     rng = None if not key else lax.bitcast_convert_type(key[0], jnp.uint64)
 
-    def turn(layer, state, given):
+    def iteration(layer, state, given):
         grad, *totals = state
         saved_here, own = given[: len(saved)], given[len(saved) :]
         grad, *grads = body(grad, *saved_here, *own, *constants, *numbers, rng=_keys(rng, layer))
@@ -81,5 +82,5 @@ def scan_layers_backward(out, body, grad, saved, parameters, constants, numbers,
 
     start = [grad, *[jnp.zeros_like(constants[i]) for i in sums]]
     given = [*saved, *_stacked(parameters, layers)]
-    state, stacked = _loop(turn, start, given, layers, reverse=True)
+    state, stacked = _loop(iteration, start, given, layers, reverse=True)
     return [*state, *stacked]

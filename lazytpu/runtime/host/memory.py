@@ -61,12 +61,12 @@ def keep_heap() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 4 * _HEAP_BYTES)
         libc.mallopt(_M_TOP_PAD, _HEAP_BYTES)
         _kept = True
-    if resident() > _size + _GROWN:
+    if _resident() > _size + _GROWN:
         libc.malloc_trim(0)
-        _size = resident()
+        _size = _resident()
 
 
-def resident() -> int:
+def _resident() -> int:
     """Return the bytes of memory that this process takes; 0 where the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

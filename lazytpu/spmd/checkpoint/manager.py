@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lazytpu.spmd.checkpoint import saving
 from lazytpu.spmd.checkpoint.planners import State
-from lazytpu.spmd.checkpoint.turns import Turn
+from lazytpu.spmd.checkpoint.shared_save import SharedSave
 
 _NAME = re.compile(r"step-(\d+)")
 _LEFT = re.compile(r"\.step-(\d+)\.(removed|unfinished)")
@@ -97,7 +97,7 @@ class CheckpointManager:
 
     def _remove_old(self) -> None:
         """Remove checkpoints that are not kept, and what processes have left that were killed here."""
-        if Turn().rank != 0:
+        if SharedSave().rank != 0:
             return
         steps = self.steps()
         for step in steps[: -self.keep] if self.keep else ():

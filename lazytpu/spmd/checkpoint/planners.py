@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -140,16 +141,16 @@ _Saved: TypeAlias = SavedTensor | SavedShard
 _Loaded: TypeAlias = LoadedTensor | LoadedShard
 
 
-def _saved(x: object) -> object:
-    if isinstance(x, DTensor):
-        return SavedShard(x) if is_device_tensor(x.to_local()) else x
-    return SavedTensor(x) if is_device_tensor(x) else x
+def is_of_device(x: object) -> TypeGuard[torch.Tensor]:
+    """Return whether something is a tensor of the device, or a ``DTensor`` of such parts."""
+    return is_device_tensor(x.to_local() if isinstance(x, DTensor) else x)
 
 
-def _loaded(x: object) -> object:
-    if isinstance(x, DTensor):
-        return LoadedShard(x) if is_device_tensor(x.to_local()) else x
-    return LoadedTensor(x) if is_device_tensor(x) else x
+def _for_a_planner(x: object, part: Callable[[DTensor], object], whole: Callable[[torch.Tensor], object]) -> object:
+    """Return what stands for a tensor of the device, by whether it is a ``DTensor``; anything else as it is."""
+    if not is_of_device(x):
+        return x
+    return part(x) if isinstance(x, DTensor) else whole(x)
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -164,7 +165,7 @@ class SavePlanner(DefaultSavePlanner):
     ) -> None:
         """Take the state as it is now."""
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
-        self.state_dict = {k: _saved(v) for k, v in self.state_dict.items()}
+        self.state_dict = {k: _for_a_planner(v, SavedShard, SavedTensor) for k, v in self.state_dict.items()}
 
     def lookup_object(self, index: MetadataIndex) -> object:
         """Return what a write item is of."""
@@ -178,7 +179,7 @@ class LoadPlanner(DefaultLoadPlanner):
     def set_up_planner(self, state_dict: State, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
         """Take the tensors that are loaded into."""
         super().set_up_planner(state_dict, metadata, is_coordinator)
-        self.state_dict = {k: _loaded(v) for k, v in self.state_dict.items()}
+        self.state_dict = {k: _for_a_planner(v, LoadedShard, LoadedTensor) for k, v in self.state_dict.items()}
         self._left: Counter[str] = Counter()
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
@@ -226,4 +227,4 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(_offsets(box), torch.Size([s.stop - s.start for s in box]))
 
 
-__all__ = ["LoadPlanner", "PreparedSavePlanner", "SavePlanner", "State"]
+__all__ = ["LoadPlanner", "PreparedSavePlanner", "SavePlanner", "State", "is_of_device"]

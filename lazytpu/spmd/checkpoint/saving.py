@@ -20,11 +20,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
-from lazytpu.spmd.checkpoint.planners import LoadPlanner, PreparedSavePlanner, SavePlanner, State
-from lazytpu.spmd.checkpoint.turns import Turn
+from lazytpu.spmd.checkpoint.planners import LoadPlanner, PreparedSavePlanner, SavePlanner, State, is_of_device
+from lazytpu.spmd.checkpoint.shared_save import SharedSave
 from lazytpu.tracing.record import is_device_tensor
 
 _T = TypeVar("_T")
@@ -44,7 +43,7 @@ def save(state: State, folder: str | os.PathLike[str]) -> None:
         FileExistsError: it is there already.
         LazyTPUError: another process could not save.
     """
-    _write(_plain(state), _free(folder), SavePlanner(), Turn())
+    _write(_plain(state), _free(folder), SavePlanner(), SharedSave())
 
 
 def async_save(state: State, folder: str | os.PathLike[str]) -> Future[None]:
@@ -61,7 +60,7 @@ def async_save(state: State, folder: str | os.PathLike[str]) -> Future[None]:
     """
     planner = PreparedSavePlanner()
     planner.prepare(_copied(_plain(state)))
-    return _writer.submit(_write, {}, _free(folder), planner, Turn())
+    return _writer.submit(_write, {}, _free(folder), planner, SharedSave())
 
 
 def _plain(state: State) -> State:
@@ -72,7 +71,7 @@ def _plain(state: State) -> State:
 def _copied(state: _T) -> _T:
     def copied(x: object) -> object:
         if isinstance(x, torch.Tensor):
-            return x if is_device_tensor(x.to_local() if isinstance(x, DTensor) else x) else x.detach().clone()
+            return x if is_of_device(x) else x.detach().clone()
         return copy.deepcopy(x)
 
     found: _T = tree_map(copied, state)
@@ -114,10 +113,10 @@ def _free(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _write(state: State, path: Path, planner: SavePlanner, turn: Turn) -> None:
+def _write(state: State, path: Path, planner: SavePlanner, shared: SharedSave) -> None:
     """Write a checkpoint: what each process has, then what all of it is, then its name."""
     unfinished = path.with_name(f".{path.name}.unfinished")
-    first = turn.rank == 0
+    first = shared.rank == 0
     # Parts come as CPU tensors.  What copies ahead would wait for the device, and so cut the step that is recorded.
     writer = FileSystemWriter(unfinished, sync_files=True, per_thread_copy_ahead=0)
 
@@ -127,11 +126,11 @@ def _write(state: State, path: Path, planner: SavePlanner, turn: Turn) -> None:
 
     def plan() -> SavePlan:
         planner.set_up_planner(state, writer.storage_meta(), is_coordinator=first)
-        writer.set_up_storage_writer(first, rank=turn.rank, use_collectives=True)
+        writer.set_up_storage_writer(first, rank=shared.rank, use_collectives=True)
         return writer.prepare_local_plan(planner.create_local_plan())
 
     def write(plans: list[SavePlan]) -> list[WriteResult]:
-        own = planner.finish_plan(writer.prepare_global_plan(plans)[turn.rank])
+        own = planner.finish_plan(writer.prepare_global_plan(plans)[shared.rank])
         return writer.write_data(own, planner).wait()
 
     def finish(metadata: Metadata, written: list[list[WriteResult]]) -> None:
@@ -143,10 +142,10 @@ def _write(state: State, path: Path, planner: SavePlanner, turn: Turn) -> None:
 
     try:
         with _without_wrapping():
-            turn.share(begin)
-            plans, metadata = planner.create_global_plan(turn.share(plan))
-            written = turn.share(lambda: write(plans))
-            turn.share(lambda: finish(metadata, written))
+            shared.share(begin)
+            plans, metadata = planner.create_global_plan(shared.share(plan))
+            written = shared.share(lambda: write(plans))
+            shared.share(lambda: finish(metadata, written))
     except BaseException:
         if first:
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What processes do in turn to save one checkpoint: a piece of work in each, whose results all of them get."""
+"""Saving one checkpoint from several processes: each does its piece of work, and all get the results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lazytpu.runtime.ranks import named
 
 _T = TypeVar("_T")
 _LIMIT_S = 24 * 3600.0  # of writing; a process that dies is noticed at once
-_turns = count()
+_saves = count()
 
 
-class Turn:
-    """One checkpoint, which all processes save; made where each of them asks for it.
+class SharedSave:
+    """One save, in which all processes take part; made where each of them asks for it.
 
     They speak through the coordinator, which needs no collective, so a thread can; where the processes are connected
     by ``torch.distributed`` alone, through that.
@@ -31,7 +31,7 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self._name, self._steps = f"checkpoint.{next(_turns)}", count()
+        self._name, self._steps = f"checkpoint.{next(_saves)}", count()
         self._world = world.is_connected()
         connected = self._world or not dist.is_initialized()
         self.rank = world.rank() if connected else dist.get_rank()
@@ -72,4 +72,4 @@ class Turn:
         return [pickle.loads(zlib.decompress(base64.b85decode(told[r]["checkpoint"][0]))) for r in range(self.size)]
 
 
-__all__ = ["Turn"]
+__all__ = ["SharedSave"]
