@@ -48,7 +48,7 @@ class Config:
     max_compiles_action: str = _setting("error", "what exceeding max_compiles does", ("error", "warn"))
     donate: bool = _setting(True, "let the outputs of a step reuse the memory of the inputs that it overwrites")
     check_bounds: bool = _setting(
-        False, "raise at the next read when an index was out of range; off, reads are clamped and writes dropped"
+        False, "raise at the next read when an index was out of range or a value refused; off, reads are clamped"
     )
     eager: bool = _setting(False, "for debugging: run each op at once, so that errors are raised at their line; slow")
     verify: str = _setting(

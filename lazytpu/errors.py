@@ -52,6 +52,10 @@ class DivisionByZeroError(LazyTPUError, ZeroDivisionError):
     """A whole number was divided by zero in a graph that ran with ``lazytpu.config.check_bounds``."""
 
 
+class RefusedValueError(LazyTPUError):
+    """An op got values that eager refuses in a graph that ran with ``lazytpu.config.check_bounds``."""
+
+
 class BackwardError(LazyTPUError):
     """Torch's autograd was started before the device was there, and has no thread for it."""
 

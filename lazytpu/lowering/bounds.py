@@ -1,8 +1,8 @@
-"""Which indices an op reads or writes at, and their range: what ``lazytpu.config.check_bounds`` checks.
+"""Which indices an op reads or writes at, their range, and values that eager refuses: ``lazytpu.config.check_bounds``.
 
-XLA does not raise for an index that is out of range, nor for an integer divided by zero.  With the check on, a
-graph has one more result: for every tensor of indices or divisors a row ``(node or -1, first bad index, dimension,
-size)``, i64[n,4].
+XLA does not raise for an index that is out of range, for an integer divided by zero, or for a probability of 2.  With
+the check on, a graph has one more result: for every tensor of indices, divisors or such values a row ``(node or -1,
+first bad index, dimension, size)``, i64[n,4].
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from jax import lax
 
 from lazytpu.ir.op_schema import Arg
 from lazytpu.lowering.registry import Kwargs
-from lazytpu.lowering.support.operands import Operand, cast, is_integral, result_dtype
+from lazytpu.lowering.support.operands import Operand, cast, is_floating, is_integral, result_dtype
 
 aten = torch.ops.aten
 DIVISOR = -1  # in place of the dimension: it is no index but a divisor, which must not be 0
+VALUE = -2  # in place of the dimension: it is no index but a value, and the size says why it is refused: see `REASONS`
 
 
 class Indices(NamedTuple):
@@ -39,6 +40,32 @@ class Indices(NamedTuple):
     dim: int = 0
     lowest: int = 0
     ignored: int | None = None
+
+
+class Refused(NamedTuple):
+    """Values that eager refuses.
+
+    Attributes:
+        bad: whether a value is refused, of any shape.
+        reason: the number of eager's words in `REASONS`.
+    """
+
+    bad: jax.Array
+    reason: int
+
+
+REASONS = (
+    "probability tensor contains either `inf`, `nan` or element < 0",
+    "invalid multinomial distribution (sum of probabilities <= 0)",
+    "Expected p_in >= 0 && p_in <= 1 to be true, but got false",
+    "normal expects all elements of std >= 0.0",
+    "invalid Poisson rate, expected rate to be non-negative",
+    "all elements of input should be between 0 and 1",
+    "all elements of target should be between 0 and 1",
+    "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0",
+    "Expected i < index_size to be true, but got false",
+    "torch.histc: range is not finite",
+)
 
 
 def _at(x: jax.Array, dim: int) -> tuple[int, int]:
@@ -75,9 +102,14 @@ def _rows(weight: jax.Array, indices: jax.Array, *_: object, **__: object) -> It
     yield Indices(indices, weight.shape[0])
 
 
-def _bags(weight: jax.Array, indices: jax.Array, offsets: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
+def _bags(
+    weight: jax.Array, indices: jax.Array, offsets: jax.Array, scale_by_freq: bool = False, mode: int = 0, *_: object
+) -> Iterable[Indices | Refused]:
     yield Indices(indices, weight.shape[0])
     yield Indices(offsets, indices.size + 1)
+    yield Refused(offsets[:1] != 0, 7)
+    if mode != 2:  # eager's maximum takes bags in any order
+        yield Refused(offsets[1:] < offsets[:-1], 8)
 
 
 def _pivots(factor: jax.Array, pivots: jax.Array, *_: object, **__: object) -> Iterable[Indices]:
@@ -126,7 +158,38 @@ def _divisors(
         yield Indices(cast(y, dtype), 0, DIVISOR)
 
 
-_CHECKED: dict[torch._ops.OpOverload, Callable[..., Iterable[Indices]]] = {
+def _outside_unit(x: Operand) -> jax.Array:
+    return ~((jnp.asarray(x) >= 0) & (jnp.asarray(x) <= 1))
+
+
+def _weights(weights: jax.Array, *_: object, **__: object) -> Iterable[Refused]:
+    yield Refused(~((weights >= 0) & jnp.isfinite(weights)), 0)
+    yield Refused(~(jnp.sum(weights, axis=-1, dtype=jnp.float64) > 0), 1)
+
+
+def _chances(*given: Operand, **__: object) -> Iterable[Refused]:
+    yield Refused(_outside_unit(given[-1]), 2)
+
+
+def _deviations(mean: Operand, std: Operand, *_: object, **__: object) -> Iterable[Refused]:
+    yield Refused(~(jnp.asarray(std) >= 0), 3)
+
+
+def _rates(rate: jax.Array, *_: object, **__: object) -> Iterable[Refused]:
+    yield Refused(~(rate >= 0), 4)
+
+
+def _chance_and_target(x: jax.Array, target: jax.Array, *_: object) -> Iterable[Refused]:
+    yield Refused(_outside_unit(x), 5)
+    yield Refused(_outside_unit(target), 6)
+
+
+def _range_of_all(x: jax.Array, bins: int = 100, min: float = 0, max: float = 0) -> Iterable[Refused]:
+    if is_floating(x.dtype):
+        yield Refused((jnp.asarray(min) == jnp.asarray(max)) & ~jnp.isfinite(x), 9)
+
+
+_CHECKED: dict[torch._ops.OpOverload, Callable[..., Iterable[Indices | Refused]]] = {
     **dict.fromkeys((aten.index.Tensor, aten.index_put.default, aten._index_put_impl.default), _list),
     **dict.fromkeys((aten.gather.default, aten.index_select.default, aten.index_add.default), _along),
     **dict.fromkeys((aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce), _along),
@@ -148,11 +211,17 @@ _CHECKED: dict[torch._ops.OpOverload, Callable[..., Iterable[Indices]]] = {
     ),
     **dict.fromkeys((aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor), _divisors),
     **dict.fromkeys((aten.fmod.Tensor, aten.fmod.Scalar), _divisors),
+    aten.multinomial.default: _weights,
+    **dict.fromkeys((aten.bernoulli.default, aten.bernoulli.Tensor), _chances),
+    **dict.fromkeys((aten.normal.Tensor_Tensor, aten.normal.float_Tensor), _deviations),
+    aten.poisson.default: _rates,
+    aten.binary_cross_entropy.default: _chance_and_target,
+    aten.histc.default: _range_of_all,
 }
 
 
 def is_checked(op: torch._ops.OpOverload) -> bool:
-    """Return whether ``op`` takes indices that may be out of range, or divisors that may be 0."""
+    """Return whether ``op`` takes indices that may be out of range, divisors that may be 0, or values it may refuse."""
     return op in _CHECKED
 
 
@@ -165,10 +234,13 @@ def report_rows(op: torch._ops.OpOverload, node: int, args: Sequence[Arg], kwarg
         args, kwargs: its aten arguments, jax arrays for tensors.
     """
     check = _CHECKED.get(op)
-    return [_row(node, found) for found in check(*args, **kwargs) if found.at.size] if check is not None else []
+    return [_row(node, found) for found in check(*args, **kwargs) if found[0].size] if check is not None else []
 
 
-def _row(node: int, found: Indices) -> jax.Array:
+def _row(node: int, found: Indices | Refused) -> jax.Array:
+    if isinstance(found, Refused):
+        numbers = (jnp.where(jnp.any(found.bad), node, -1), *map(jnp.int64, (0, VALUE, found.reason)))
+        return jnp.stack(numbers)
     index = lax.convert_element_type(jnp.asarray(found.at).reshape(-1), jnp.int64)
     bad = index == 0 if found.dim == DIVISOR else (index < found.lowest) | (index >= found.size)
     if found.ignored is not None:

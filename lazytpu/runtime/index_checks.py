@@ -1,4 +1,4 @@
-"""Keep the reports of ``lazytpu.config.check_bounds`` until a read: indices out of range, divisors that are 0."""
+"""Keep the reports of ``lazytpu.config.check_bounds`` until a read: indices, divisors and values that are refused."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from lazytpu.errors import DivisionByZeroError, LazyTPUError, OutOfBoundsError
+from lazytpu.errors import DivisionByZeroError, LazyTPUError, OutOfBoundsError, RefusedValueError
 from lazytpu.ir.graph import graph_of
 from lazytpu.ir.tree import Node, Value, operands
-from lazytpu.lowering.bounds import DIVISOR, is_checked
+from lazytpu.lowering.bounds import DIVISOR, REASONS, VALUE, is_checked
 from lazytpu.runtime import transfers
 from lazytpu.runtime.client import Buffer
 
@@ -50,6 +50,7 @@ def raise_if_any() -> None:
     Raises:
         OutOfBoundsError: an index was out of range in a graph that ran since the last call.
         DivisionByZeroError: a divisor of whole numbers was 0 in one.
+        RefusedValueError: an op got values in one that eager refuses, such as a probability of 2.
     """
     if not _reports:
         return
@@ -77,6 +78,13 @@ def _error(report: _Report, row: list[int]) -> LazyTPUError:
             at=at,
             given=given,
             fix="the step has run all the same, with numbers that mean nothing in those places",
+        )
+    if dim == VALUE:
+        return RefusedValueError(
+            f"{node.op.name}: {REASONS[size]}",
+            at=at,
+            given=given,
+            fix="the step has run all the same, with a result that means nothing",
         )
     return OutOfBoundsError(
         f"{node.op.name}: index {index} is out of bounds for dimension {dim} with size {size}",

@@ -100,6 +100,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield from HALVES.items()
     yield from SCALARS.items()
     yield from CASTS.items()
+    yield from SPECIAL.items()
 
 
 def tied(device: Any) -> torch.Tensor:
@@ -252,9 +253,25 @@ CASTS: dict[str, Case] = {
     ],
 }
 
+ZETA = [inf, -inf, nan, 1.0, 2.0, 3.5, 0.5, -1.0, 0.0, -0.5, -2.5, 20.0]
+SPECIAL: dict[str, Case] = {
+    "zeta": lambda d: torch.special.zeta(torch.tensor(ZETA, device=d)[:, None], torch.tensor(ZETA, device=d)),
+    "zeta of numbers": lambda d: [torch.special.zeta(torch.tensor(ZETA, device=d), q) for q in (0.5, 1.0, -2.0, nan)],
+    "pow of roots": lambda d: [edges(d, t) ** n for t in FLOATS for n in (2.5, 0.5, -0.5, -1, 0, 3.5)],
+    "products times zero": lambda d: [
+        f(x, x, x, beta=beta, alpha=alpha)
+        for x in (
+            torch.full((2, 2), nan, device=d),
+            torch.ones(2, 2, device=d) * inf,
+            torch.ones(2, 2, device=d).half(),
+        )
+        for alpha, beta in ((0, 0), (0.0, 1), (1, 0.0), (2, 0))
+        for f in (torch.addmm, lambda x, a, b, **kw: torch.addmv(x[0], a, b[0], **kw))
+    ],
+}
 CASES = dict(cases())
 # XLA's power function, and long sums in another order, are not the CPU's to the last bit.
-CLOSE = ("pow of", "half softmax", "half sums", "sqrt")
+CLOSE = ("zeta", "pow of", "half softmax", "half sums", "sqrt")
 # Which zero is the greater one is not said, and the CPU's vectors and scalars differ about it.
 SIGNLESS = ("max", "min", "fmax", "fmin", "amax", "amin", "cummax", "cummin", "relu", "clamp", "ties")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 
 import lazytpu
 from lazytpu.diagnosis import events
-from lazytpu.errors import OutOfBoundsError
+from lazytpu.errors import OutOfBoundsError, RefusedValueError
 from lazytpu.observe import metrics
 from lazytpu.runtime import index_checks
 from lazytpu.tracing import step
@@ -129,6 +130,49 @@ def test_division_by_zero_raises_where_eager_does(device: torch.device, name: st
     with pytest.raises(ZeroDivisionError, match=rf"aten.{op}: a whole .* zero\n +at +test_index_checks.py:"):
         run(x, whole(2, 0, device=device)).cpu()
     assert run(x.double(), whole(2, 0, device=device).double()).isfinite().tolist()[0]  # of floats it is no error
+
+
+NAN = float("nan")
+FEW = torch.tensor([0, 1, 2])
+
+# name: (what to do with a tensor, values that eager takes, values that it refuses)
+REFUSED: dict[str, tuple[Callable[[Any], Any], list[Any], list[list[Any]]]] = {
+    "multinomial": (lambda x: x.multinomial(1), [0.0, 2.0], [[1.0, -1.0], [1.0, NAN], [0.0, 0.0]]),
+    "multinomial with replacement": (lambda x: x.multinomial(1, True), [0.0, 2.0], [[1.0, math.inf], [0.0, 0.0]]),
+    "bernoulli": (torch.bernoulli, [0.0, 1.0], [[0.5, 1.5], [0.5, NAN]]),
+    "bernoulli_": (lambda x: torch.zeros_like(x).bernoulli_(x), [0.0, 1.0], [[0.5, -0.5]]),
+    "normal": (lambda x: torch.normal(0.0, x), [0.0, 1.0], [[1.0, -1.0], [1.0, NAN]]),
+    "normal of two": (lambda x: torch.normal(x, x), [0.0, 1.0], [[1.0, -1.0]]),
+    "poisson": (torch.poisson, [0.0, 3.0], [[1.0, -1.0], [1.0, NAN]]),
+    "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, x / 2), [0.0, 1.0], [[0.5, 1.5], [NAN, 0.0]]),
+    "its target": (lambda x: F.binary_cross_entropy(x.clamp(0, 1), x), [0.0, 1.0], [[0.5, 1.5]]),
+    "embedding_bag": (
+        lambda x: F.embedding_bag(FEW.to(x.device), X.to(x.device), x.long()),
+        [0, 3],
+        [[1, 2], [0, 5], [0, 2, 1]],
+    ),
+    "embedding_bag of maxima": (
+        lambda x: F.embedding_bag(FEW.to(x.device), X.to(x.device), x.long(), mode="max"),
+        [0, 2, 1],
+        [[1, 2]],
+    ),
+    "histc": (lambda x: x.histc(3), [1.0, 2.0], [[1.0, NAN], [1.0, math.inf]]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_eager_refuses(device: torch.device, name: str) -> None:
+    run, taken, refused = REFUSED[name]
+    run(torch.tensor(taken))
+    run(torch.tensor(taken, device=device)).cpu()
+    for values in refused:
+        with pytest.raises(RuntimeError) as wanted:
+            run(torch.tensor(values))
+        y = run(torch.tensor(values, device=device))
+        with pytest.raises((RefusedValueError, OutOfBoundsError), match=r"at +test_index_checks.py:") as raised:
+            y.cpu()
+        said = str(raised.value).splitlines()[0].split(": ", 1)[1]
+        assert isinstance(raised.value, IndexError) or said.split("range")[0] in str(wanted.value)
 
 
 def test_the_message(device: torch.device) -> None:

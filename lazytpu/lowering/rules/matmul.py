@@ -29,15 +29,20 @@ def scaled(x, factor, dtype):
     return lax.mul(x, jnp.broadcast_to(lax.convert_element_type(factor, dtype), x.shape))
 
 
+def _hidden_by_zero(x, factor):
+    """Return ``x``, or zeros where ``factor`` is zero: the BLAS rule, which hides NaN and infinities."""
+    if not isinstance(factor, int | float):
+        return lax.select(jnp.broadcast_to(factor == 0, x.shape), lax.full_like(x, 0), x)
+    return x if factor else lax.full_like(x, 0)
+
+
 def add_scaled(out, x, y, beta, alpha):
-    """Return ``beta * x + alpha * y`` rounded once; a beta of zero hides NaN in ``x``, as the BLAS rule says."""
+    """Return ``beta * x + alpha * y`` rounded once; a factor of zero hides NaN, that of ``y`` only without rounding."""
     dtype = compute_dtype(out.dtype)
     y = scaled(y, alpha, dtype)
-    x = jnp.broadcast_to(scaled(x, beta, dtype), out.shape)
-    if not isinstance(beta, int | float):
-        x = lax.select(jnp.broadcast_to(beta == 0, out.shape), lax.full_like(x, 0), x)
-    elif beta == 0:
-        x = lax.full_like(x, 0)
+    if dtype == out.dtype:
+        y = _hidden_by_zero(y, alpha)
+    x = _hidden_by_zero(jnp.broadcast_to(scaled(x, beta, dtype), out.shape), beta)
     return lax.convert_element_type(lax.add(x, y), out.dtype)
 
 
@@ -114,7 +119,7 @@ def addr(out, x, u, v, *, beta=1, alpha=1):
         return jnp.broadcast_to(x & jnp.asarray(beta, bool), out.shape) | outer
     dtype = compute_dtype(out.dtype)
     if dtype == out.dtype:
-        return add_scaled(out, x, u[:, None] * v[None, :], beta, alpha)
+        return add_scaled(out, x, scaled(u[:, None] * v[None, :], alpha, dtype), beta, 1)
     # eager rounds after each operation
     x, u, v, beta, alpha = (rounded(jnp.asarray(t, dtype), out.dtype) for t in (x, u, v, beta, alpha))
     outer = rounded(rounded(alpha * u, out.dtype)[:, None] * v[None, :], out.dtype)

@@ -173,13 +173,25 @@ def _fixed_pow(x, n, dtype):
     return as_computed(1 / lax.integer_pow(x, int(-n.real))) if n in (-1, -2) else None
 
 
-@lowers(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, dynamic="exponent")
+@lowers(aten.pow.Tensor_Scalar, dynamic="exponent")
+def pow_scalar(out, x, n):
+    x = operand(x, out)
+    if not hasattr(n, "dtype"):
+        power = None if out.dtype == bool else _fixed_pow(x, n, out.dtype)
+        return pow(out, x, n) if power is None else cast(power, out.dtype)
+    power = pow(out, x, n)
+    if not is_floating(x.dtype) or out.dtype == jnp.float16:
+        return power
+    root = jnp.where(x == 0, x, jnp.nan)  # eager takes square roots, which differ from powers at -0 and -inf
+    of_root = (abs(n) == 0.5) & ((x == 0) | (x == -jnp.inf))
+    return jnp.where(of_root, cast(jnp.where(n > 0, root, 1 / root), out.dtype), power)
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar, dynamic="exponent")
 def pow(out, x, n):
     x = operand(x, out)
     if out.dtype == bool:
         return x | ~operand(n, out)
-    if not hasattr(n, "dtype") and (power := _fixed_pow(x, n, out.dtype)) is not None:
-        return cast(power, out.dtype)
     n = operand(n, out)
     if is_floating(x.dtype):
         return cast(as_computed(lax.pow(x, n)), out.dtype)
@@ -240,10 +252,10 @@ lowers_each(
         aten.exp.default: pointwise(lambda x: as_computed(complex_functions.exp(x))),
         aten.exp2.default: pointwise(lambda x: as_computed(complex_functions.exp2(x))),
         aten.expm1.default: pointwise(lax.expm1),
-        aten.log.default: pointwise(lax.log),
+        aten.log.default: pointwise(complex_functions.log),
         aten.log1p.default: pointwise(lax.log1p),
-        aten.log2.default: pointwise(jnp.log2),
-        aten.log10.default: pointwise(jnp.log10),
+        aten.log2.default: pointwise(complex_functions.log2),
+        aten.log10.default: pointwise(complex_functions.log10),
         aten.sin.default: pointwise(complex_functions.sin),
         aten.cos.default: pointwise(complex_functions.cos),
         aten.tan.default: pointwise(complex_functions.tan),

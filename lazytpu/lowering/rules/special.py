@@ -80,8 +80,9 @@ def _zeta(s, q):
     undefined = (s < 1) | ((q < 0) & (s != jnp.floor(s)))
     value = jnp.where(undefined, jnp.nan, _hurwitz(s, jnp.where(jnp.isfinite(q), q, 1.0)))
     value = jnp.where(q == jnp.inf, jnp.nan, value)  # as in eager, where it is no limit either
-    value = jnp.where(pole & (s >= 1) | (s == 1), jnp.inf, value)
-    return jnp.where(q == q, value, q)
+    endless = jnp.where(q < 1, jnp.inf, jnp.where(q == 1, 1.0, jnp.nan))  # as in eager, where it is no limit for q > 1
+    value = jnp.where(s == jnp.inf, endless, jnp.where(q == q, value, q))
+    return jnp.where((pole & ~(s < 1)) | (s == 1), jnp.inf, value)
 
 
 def _incomplete_gamma(fn, full):

@@ -35,7 +35,20 @@ def _signed(x, y, re, im):
 
 
 def _of_exp(x, y, re, im):
-    return jnp.where((x == jnp.inf) & ~jnp.isfinite(y), x, re), jnp.where(y == 0, y, im)
+    unknown = ~jnp.isfinite(y)
+    re, im = jnp.where((x == jnp.inf) & unknown, x, re), jnp.where(y == 0, y, im)
+    gone = (x == -jnp.inf) & unknown
+    return jnp.where(gone, 0, re), jnp.where(gone, 0, im)
+
+
+def _of_sqrt(x, y, re, im):
+    im = jnp.copysign(im, y)
+    re, im = jnp.where((x == jnp.inf) & (y != y), x, re), jnp.where((x == -jnp.inf) & (y != y), -x, im)
+    return jnp.where(jnp.isinf(y), jnp.inf, re), jnp.where(jnp.isinf(y), y, im)
+
+
+def _of_log(x, y, re, im):
+    return jnp.where(jnp.isinf(x) | jnp.isinf(y), jnp.inf, re), im
 
 
 def _times(a, b):
@@ -44,11 +57,13 @@ def _times(a, b):
 
 
 def _of_sinh(x, y, re, im):  # XLA's has exp(x) - exp(-x), which small numbers get lost in
-    return _times(lax.sinh(x), lax.cos(y)), _times(lax.cosh(x), lax.sin(y))
+    re, im = _times(lax.sinh(x), lax.cos(y)), _times(lax.cosh(x), lax.sin(y))
+    return jnp.where(jnp.isinf(x) & ~jnp.isfinite(y), x, re), im
 
 
 def _of_cosh(x, y, re, im):
-    return _times(lax.cosh(x), lax.cos(y)), _times(lax.sinh(x), lax.sin(y))
+    re, im = _times(lax.cosh(x), lax.cos(y)), _times(lax.sinh(x), lax.sin(y))
+    return jnp.where(jnp.isinf(x) & ~jnp.isfinite(y), jnp.inf, re), im
 
 
 def _of_tanh(x, y, re, im):
@@ -63,7 +78,8 @@ asinh = _patched(lax.asinh, _signed)
 atanh = _patched(lax.atanh, _signed)
 acos = _patched(lax.acos, lambda x, y, re, im: (re, jnp.copysign(im, -y)))
 acosh = _patched(lax.acosh, lambda x, y, re, im: (re, jnp.copysign(im, y)))
-sqrt = _patched(lax.sqrt, lambda x, y, re, im: (re, jnp.copysign(im, y)))
+sqrt = _patched(lax.sqrt, _of_sqrt)
+log = _patched(lax.log, _of_log)
 sgn = _patched(lax.sign, lambda x, y, re, im: [jnp.where((x == 0) & (y == 0), 0, part) for part in (re, im)])
 
 
@@ -93,6 +109,22 @@ def exp2(z):
     if not is_complex(z.dtype):
         return lax.exp2(z)
     return exp(lax.complex(lax.real(z) * math.log(2), lax.imag(z) * math.log(2)))
+
+
+def _to_base(of_numbers, base):
+    """Return the logarithm to ``base``: of complex numbers from the natural one, else ``of_numbers``."""
+
+    def function(z):
+        if not is_complex(z.dtype):
+            return of_numbers(z)
+        w = log(z)
+        return lax.complex(lax.real(w) / math.log(base), lax.imag(w) / math.log(base))
+
+    return function
+
+
+log2 = _to_base(jnp.log2, 2)
+log10 = _to_base(jnp.log10, 10)
 
 
 def absolute(z):
