@@ -1,7 +1,7 @@
 """Run a graph op by op on a CPU, with torch's own kernels on the memory of the graph's buffers, without compiling it.
 
-An op that uses random numbers, has a body or has no kernel on the CPU, or whose kernel raises (one of XLA's clamps an
-index instead), runs by its lowering rule, compiled by itself: its numbers are those of the compiled graph.  Nothing is
+Random numbers are those of the compiled graph (`random_kernels`).  An op that has a body or no kernel on the CPU, or
+whose kernel raises (one of XLA's clamps an index instead), runs by its lowering rule, compiled by itself.  Nothing is
 copied but what a buffer cannot be: results that are not row-major, or that share memory.
 """
 
@@ -24,6 +24,7 @@ from lazytpu.runtime.client import Buffer, ScalarArray, Scalars
 from lazytpu.runtime.composed import COMPOSED, is_random
 from lazytpu.runtime.cpu_kernels import call_kernel, laid_out, plain_torch, scalar_operand
 from lazytpu.runtime.executable import Executable
+from lazytpu.runtime.random_kernels import draw
 
 Contents = dict[Value, torch.Tensor]
 _COUNTS = {"f": 0, "i": 1, "c": 2}
@@ -76,7 +77,8 @@ class _Run:
 
     def _by_kernel(self, node: Node) -> Contents:
         found: Contents = {}
-        for value, result in zip(node.values, call_kernel(node, self._operand), strict=True):
+        results = self._drawn(node) if is_random(node) else call_kernel(node, self._operand)
+        for value, result in zip(node.values, results, strict=True):
             if value is None:
                 continue
             if result is None:
@@ -90,6 +92,15 @@ class _Run:
                 result.zero_()
             found[value] = laid_out(result, value.layout)
         return found
+
+    def _drawn(self, node: Node) -> list[torch.Tensor | None]:
+        kwargs = {name: replaced(x, self._operand_of_random) for name, x in node.kwargs.items()}
+        return draw(node, [replaced(x, self._operand_of_random) for x in node.args], kwargs)
+
+    def _operand_of_random(self, x: Value | Number) -> object:
+        if type(x) is Number and not isinstance(x.dtype, torch.dtype):
+            return self._number(x)
+        return self._operand(x)
 
     def _operand(self, x: Value | Number) -> object:
         if type(x) is Value:
@@ -125,7 +136,7 @@ class _Run:
 
 def needs_rule(node: Node) -> bool:
     """Return whether an op gives other results by a kernel of torch's, or has none."""
-    if is_random(node) or has_body(node):
+    if has_body(node):
         return True
     op = node.op.recorded
     return op not in COMPOSED and getattr(op, "namespace", "") not in ("aten", "prims")
