@@ -52,6 +52,11 @@ def with_shardings(graph: Graph, wanted: Sequence[Sharding | None], mesh: Mesh) 
     return replace(graph, shardings=tuple(found))
 
 
+def of_pending(value: Value, mesh: Mesh) -> Sharding | None:
+    """Return the sharding that a value will have as the result of a graph; None where XLA chooses it."""
+    return _inferred(value, mesh, {})
+
+
 def replicated(mesh: Mesh, value: Value) -> Sharding:
     """Return the sharding of a value that every device has all of."""
     return interned(mesh, ((),) * len(value.layout.size))

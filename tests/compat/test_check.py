@@ -19,7 +19,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.distributed.xla_multiprocessing as xmp
 from torch_xla.core.xla_model import mark_step as cut, send
 from torch_mlu.core import mlu_model as ct
-import torch_xla.distributed.fsdp as fsdp
+import torch_xla.distributed.data_parallel as dp
 
 def main(index):
     device = xm.xla_device()
@@ -44,7 +44,7 @@ def test_each_name_has_a_verdict() -> None:
         (5, f"{xm}.mark_step", WORKS),
         (5, f"{xm}.send", LACKS),
         (6, "torch_mlu.core.mlu_model", WORKS),
-        (7, "torch_xla.distributed.fsdp", LACKS),
+        (7, "torch_xla.distributed.data_parallel", LACKS),
         (10, f"{xm}.xla_device", WORKS),
         (11, ".cuda()", LACKS),
         (12, f"{xm}.no_such_thing", LACKS),

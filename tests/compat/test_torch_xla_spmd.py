@@ -46,12 +46,14 @@ def test_marked_tensors() -> None:
     assert not isinstance(t, xs.XLAShardedTensor)
     marked = xs.mark_sharding(t, grid(), (0, "y"))
     assert marked.global_tensor is t and isinstance(t, xs.XLAShardedTensor) and xr.is_spmd()
-    assert torch_xla._XLAC._get_xla_sharding_spec(t).startswith("{devices=[4,2]")
+    assert torch_xla._XLAC._get_xla_sharding_spec(t) == "{devices=[4,2]0,1,2,3,4,5,6,7}"
+    assert torch_xla._XLAC._get_xla_sharding_spec((t.clone() + 1).mT) == ""  # XLA chooses
+    assert torch_xla._XLAC._get_xla_sharding_spec(t.clone() + 1) == "{devices=[4,2]0,1,2,3,4,5,6,7}"
     assert t.sharding_type == xs.ShardingType.TILED
     shards = t.local_shards
     assert [s.shard_device for s in shards[:2]] == ["CPU:0", "CPU:1"] and shards[3].indices == [
-        slice(2, 4),
-        slice(2, 4),
+        slice(2, 4, 1),
+        slice(2, 4, 1),
     ]
     assert all(torch.equal(s.unpadded_data, t.cpu()[s.indices]) for s in shards)
     part = xs.mark_sharding(on_device(8, 4), grid(), (0, None))
@@ -103,3 +105,79 @@ def test_torchs_placements() -> None:
         nn.Linear(4, 2), grid(), lambda name, m, mesh: xs.mark_sharding(m.weight, mesh, (1, None))
     )
     assert lazytpu.spmd.sharding_of(module.weight).spec == ("y", None)
+
+
+@eight_devices
+def test_parts_are_padded_and_can_be_overwritten() -> None:
+    t = xs.mark_sharding(on_device(9), xs.get_1d_mesh(), (0,))
+    shards = t.local_shards
+    assert [s.data.tolist() for s in shards[3:6]] == [[6, 7], [8, 0], [0, 0]]
+    assert [s.unpadded_data.tolist() for s in shards[3:6]] == [[6, 7], [8], []] and {s.replica_id for s in shards} == {
+        0
+    }
+    for shard in shards:
+        shard.data = shard.data + 1
+    t.load_local_shards_(shards)
+    assert t.tolist() == [*map(float, range(1, 10))] and t.sharding_spec == "{devices=[8]0,1,2,3,4,5,6,7}"
+    with pytest.raises(RuntimeError, match="takes 8 parts of shape \\[2\\], not 7"):
+        t.load_local_shards_(shards[:-1])
+    with pytest.raises(RuntimeError, match="parts of a tensor that is split"):
+        on_device(8).load_local_shards_([])
+    build = torch_xla._XLAC._global_tensor_from_cpu_shards
+    sharding = grid().get_op_sharding(("y", None))
+    assert str(sharding) == "{devices=[2,1,4]0,2,4,6,1,3,5,7 last_tile_dim_replicate}"
+    made = build([torch.full((2, 2), float(i % 2)) for i in range(8)], sharding, torch.Size([3, 2]))
+    assert made.tolist() == [[0, 0], [0, 0], [1, 1]] and made.sharding_type == xs.ShardingType.PARTIAL
+    with pytest.raises(RuntimeError, match="has none of shape"):
+        build([torch.ones(2, 2)] * 8, sharding, torch.Size([2, 2]))
+
+
+@eight_devices
+def test_another_sharding_has_to_be_asked_for() -> None:
+    t = xs.mark_sharding(on_device(8, 8), grid(), (0, None))
+    xs.mark_sharding(t, grid(), ("x", None))
+    with pytest.raises(RuntimeError, match="clear_sharding"):
+        xs.mark_sharding(t, grid(), (None, 0))
+    assert xs.annotate_custom_sharding(t, grid(), (None, 0)).partition_spec == (None, 0)
+    leaf = on_device(8, 8).requires_grad_()
+    made = xs.mark_sharding_with_gradients(leaf, grid(), (0, 1))
+    (made * 2).sum().backward()
+    assert made is not leaf and leaf.grad.partition_spec == made.partition_spec == (0, 1)
+    _, other = xs.shard_as(made, on_device(8, 8))
+    assert other.partition_spec == (0, 1)
+
+
+@eight_devices
+def test_meshes_and_redistribution_of_torch() -> None:
+    from torch.distributed.tensor import DeviceMesh, Partial, Replicate, Shard
+
+    mesh = xs.api.convert_to_xla_mesh(DeviceMesh("xla", torch.arange(8).reshape(2, 4), mesh_dim_names=("a", "b")))
+    assert (
+        mesh.mesh_shape == (2, 4)
+        and mesh.axis_names == ("a", "b")
+        and xs.Mesh.from_str(str(mesh)).shape() == mesh.shape()
+    )
+    assert mesh.get_jax_mesh().axis_names == ("a", "b")
+    t = xs.xla_distribute_tensor(torch.ones(8, 4), mesh, [Shard(1), Shard(0)])
+    assert t.partition_spec == (1, 0) and t.placements == (Shard(1), Shard(0)) and t.mesh_shape == (2, 4)
+    assert t.redistribute(mesh, [Replicate(), Shard(1)]).placements == (Replicate(), Shard(1))
+    for placements, error in (
+        ([Shard(0)], ValueError),
+        ([Shard(2), Replicate()], IndexError),
+        ([Partial()] * 2, NotImplementedError),
+    ):
+        with pytest.raises(error):
+            t.redistribute(mesh, placements)
+
+
+def test_processes_find_each_other_by_the_url_of_torch_xla() -> None:
+    import torch.distributed as dist
+    import torch_xla.distributed.xla_backend  # type: ignore[import-not-found]
+
+    dist.init_process_group("xla", init_method="xla://")
+    try:
+        x = torch.ones(2).to(torch_xla.device())
+        dist.all_reduce(x)
+        assert x.tolist() == [1.0, 1.0] and dist.get_world_size() == 1
+    finally:
+        dist.destroy_process_group()

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import torch
 
 import lazytpu
+from lazytpu import spmd
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla import backends, metrics_format
 from lazytpu.compat.torch_xla.core import xla_model
 from lazytpu.compat.torch_xla.distributed.spmd import xla_sharded_tensor
+from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import OpSharding, ShardingType
 
 __getattr__ = names.missing_from(__name__)
 
@@ -39,6 +41,46 @@ def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
     """Return the number of its kind of sharding; None without one."""
     found = xla_sharded_tensor.sharding_type_of(tensor)
     return None if found is None else int(found)
+
+
+def _xla_mark_sharding(tensor: torch.Tensor, sharding: OpSharding) -> None:
+    """Split a tensor over devices."""
+    spmd.mark_sharding(tensor, sharding.mesh, sharding.spec)
+
+
+_xla_annotate_custom_sharding = _xla_mark_sharding
+
+
+def _global_tensor_from_cpu_shards(
+    shards: Sequence[torch.Tensor], sharding: OpSharding, global_shape: torch.Size | None = None
+) -> torch.Tensor:
+    """Return a tensor of the device from the parts that its devices have.
+
+    Args:
+        shards: one a device, in the order of their ids, of equal shapes on the CPU.
+        sharding: which part each is.
+        global_shape: of the tensor, by default that of all parts together; what they have beyond it is left out.
+
+    Raises:
+        RuntimeError: there is not one part for each device, or the tensor has not such parts.
+    """
+    count, shape = sharding.mesh.size, shards[0].shape
+    if len(shards) != count or any(part.shape != shape for part in shards):
+        raise RuntimeError(f"{count} parts of one shape are needed, not {[tuple(part.shape) for part in shards]}")
+    counts = sharding.counts or (1,) * len(shape)
+    if sharding.sharding_type == ShardingType.REPLICATED or len(counts) != len(shape):
+        counts = (1,) * len(shape)
+    padded = [n * k for n, k in zip(shape, counts, strict=True)]
+    size = torch.Size(padded) if global_shape is None else global_shape
+    if len(size) != len(shape) or any(-(-n // k) != m for n, k, m in zip(size, counts, shape, strict=True)):
+        raise RuntimeError(f"a tensor of shape {list(size)} in {counts} parts has none of shape {list(shape)}")
+    whole = torch.empty(padded, dtype=shards[0].dtype)
+    for device, part in enumerate(shards):
+        place = sharding.place_of(device) if sharding.counts else (0,) * len(shape)
+        whole[tuple([slice(i * n, i * n + n) for i, n in zip(place, shape, strict=True)])] = part
+    found = whole[tuple([slice(0, n) for n in size])].to(lazytpu.device())
+    _xla_mark_sharding(found, sharding)
+    return found
 
 
 def _xla_sync_multi(tensors: Sequence[torch.Tensor], devices: Sequence[str] = (), wait: bool = True) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import lazytpu
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla.core import xla_model
@@ -93,6 +95,7 @@ def use_spmd(auto: bool | None = False) -> None:
     if auto:
         raise ValueError("use_spmd(auto=True): shardings are not found by themselves; mark inputs and parameters")
     _spmd[:] = [True]
+    os.environ["XLA_USE_SPMD"] = "1"  # as scripts ask for it
 
 
 def get_master_ip() -> str:

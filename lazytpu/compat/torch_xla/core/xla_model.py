@@ -68,6 +68,11 @@ def xla_real_devices(devices: Sequence[torch.device] | None = None) -> list[str]
     return [f"{device_type()}:{torch.device(d).index or 0}" for d in devices or [xla_device()]]
 
 
+def xla_replication_devices(local_devices: Sequence[torch.device] | None = None) -> list[str]:
+    """Return XLA's names of devices: each process replicates on its own."""
+    return xla_real_devices(local_devices)
+
+
 def xla_device_hw(device: str | torch.device) -> str:
     """Return ``CPU``, ``CUDA`` or ``TPU``."""
     return device_type()

@@ -7,10 +7,13 @@ from typing import TypeAlias, cast
 
 import torch
 from torch.types import Device
+from torch.utils._pytree import tree_map_only
 
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla.core import xla_model
+from lazytpu.compat.torch_xla.distributed.spmd import ShardingSpec
 from lazytpu.frontends.loader import DeviceLoader
+from lazytpu.runtime import meshes
 
 __getattr__ = names.missing_from(__name__)
 Batch: TypeAlias = object  # a pytree of tensors
@@ -122,10 +125,24 @@ class _ShardedLoader(DeviceLoader):
         self._sharding = sharding
 
     def _to_device(self, batch: Batch) -> Batch:
-        found: Batch = super()._to_device(batch)
-        if isinstance(self._sharding, dict) and isinstance(found, dict):
-            for key, spec in self._sharding.items():
-                xla_model._apply_sharding(found.get(key), spec)
-        else:
-            xla_model._apply_sharding(found, self._sharding)
+        if not isinstance(self._sharding, dict):
+            return self._placed(batch, self._sharding)
+        if not isinstance(batch, dict):
+            raise ValueError(f"input_sharding is a dictionary, and a batch is a {type(batch).__name__}")
+        lacking = batch.keys() - self._sharding.keys()
+        if lacking:
+            raise KeyError(f"input_sharding lacks {sorted(lacking)} of the batch")
+        return {key: self._placed(x, self._sharding[key]) for key, x in batch.items()}
+
+    def _placed(self, batch: Batch, sharding: object) -> Batch:
+        if not isinstance(sharding, ShardingSpec):
+            return super()._to_device(batch)
+
+        def of_parts(t: torch.Tensor) -> torch.Tensor:
+            found = sharding.placed(t) if t.device.type == "cpu" and sharding.can_apply(t) else None
+            return t if found is None else found
+
+        found: Batch = super()._to_device(tree_map_only(torch.Tensor, of_parts, batch))
+        if not (sharding.minibatch and meshes.over_processes(sharding.mesh.mesh)):
+            xla_model._apply_sharding(found, sharding)
         return found

@@ -6,62 +6,59 @@ sharding is an instance of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import EllipsisType
 
+import numpy as np
 import torch
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+from torch.nn.functional import pad
 
 import lazytpu
 from lazytpu import spmd
 from lazytpu.compat import names
-from lazytpu.runtime import meshes
+from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import ShardingType, op_sharding_of, text_of
+from lazytpu.ir.sharding import Sharding
+from lazytpu.ir.tree import trace
+from lazytpu.passes import result_shardings
+from lazytpu.spmd.tensor_parts import Box, fill
 from lazytpu.tensors.tensor import LazyTensor
-from lazytpu.tracing.record import is_device_tensor
-from lazytpu.tracing.sharding import sharding_of
+from lazytpu.tracing.record import cell_of, is_device_tensor, load
+from lazytpu.tracing.sharding import is_result, sharding_of
 
 __getattr__ = names.missing_from(__name__)
 
 
-class ShardingType(IntEnum):
-    """How a tensor is spread: each device has all of it, a part, or shares a part with some others."""
-
-    REPLICATED = 0
-    MAXIMAL = 1
-    TUPLE = 2
-    TILED = 3
-    MANUAL = 4
-    PARTIAL = 5
-    UNKNOWN = 6
-
-
-@dataclass(frozen=True)
+@dataclass
 class XLAShard:
     """The part of a tensor that a device of this process has.
 
     Attributes:
-        data, unpadded_data: a copy on the CPU; parts are not padded here.
+        data: a copy on the CPU, filled up with zeros where the sizes do not divide.
         indices: what of the tensor it is; ``...`` for all of it.
         shard_device: the device.
         replica_id: how many devices before it have the same part.
+        unpadded_data: the copy without the zeros.
     """
 
     data: torch.Tensor
     indices: list[slice] | EllipsisType
     shard_device: str
     replica_id: int
+    _padding: list[int] = field(default_factory=list, repr=False)
 
     @property
     def unpadded_data(self) -> torch.Tensor:
-        return self.data
+        return self.data[tuple([slice(0, n - k) for n, k in zip(self.data.shape, self._padding, strict=True)])]
 
 
 class _Marked(type):
     def __instancecheck__(cls, x: object) -> bool:
         return isinstance(x, torch.Tensor) and is_device_tensor(x) and spmd.sharding_of(x) is not None
 
-    def __call__(cls, *args: torch.Tensor) -> torch.Tensor:
-        return args[0]
+    def __call__(cls, elem: torch.Tensor, *_: object, requires_grad: bool = False, **sharded: object) -> torch.Tensor:
+        return elem.requires_grad_() if requires_grad else elem
 
 
 class XLAShardedTensor(metaclass=_Marked):
@@ -70,39 +67,108 @@ class XLAShardedTensor(metaclass=_Marked):
 
 def sharding_type_of(tensor: torch.Tensor) -> ShardingType | None:
     """Return how a tensor is spread; None for one without a sharding."""
-    found = spmd.sharding_of(tensor)
-    if found is None:
-        return None
-    axes = dict(zip(found.mesh.axis_names, found.mesh.shape, strict=True))
-    used = {str(name) for entry in found.spec if entry for name in (entry if isinstance(entry, tuple) else (entry,))}
-    if all(axes[name] == 1 for name in used):
-        return ShardingType.REPLICATED
-    return ShardingType.PARTIAL if any(n > 1 and name not in used for name, n in axes.items()) else ShardingType.TILED
+    found = sharding_of(tensor)
+    return None if found is None else op_sharding_of(found.mesh, found.spec).sharding_type
 
 
 def sharding_spec_of(tensor: torch.Tensor) -> str:
-    """Return how a tensor is spread as XLA writes it, such as ``{devices=[2,4]<=[8]}``; empty without a sharding."""
+    """Return how a tensor is spread as XLA writes it, such as ``{devices=[1,2]0,1}``; empty without a sharding."""
     found = sharding_of(tensor)
-    return "" if found is None else meshes.hlo_sharding(found)
+    if found is None and is_result(tensor) and trace.mesh is not None:
+        found = result_shardings.of_pending(load(cell_of(tensor)), trace.mesh)
+        found = None if found is None or found.is_replicated else found
+    return "" if found is None else text_of(found)
 
 
 def local_shards_of(tensor: torch.Tensor) -> list[XLAShard]:
     """Return the parts of a tensor that this process has."""
-    seen: dict[object, int] = {}
+    sharding = sharding_of(tensor)
+    replicas = {} if sharding is None else _replicas(sharding)
+    counts = (1,) * tensor.dim() if sharding is None else sharding.parts
     found = []
     for shard in spmd.local_shards(tensor):
-        at = tuple([(s.start, s.stop) for s in shard.index])
-        seen[at] = seen.get(at, -1) + 1
-        whole = all(s == (0, n) for s, n in zip(at, tensor.shape, strict=True))
+        whole = all(count == 1 for count in counts)
+        full = [-(-n // count) for n, count in zip(tensor.shape, counts, strict=True)]
+        padding = [n - have for n, have in zip(full, shard.data.shape, strict=True)]
         found.append(
             XLAShard(
-                shard.data,
-                ... if whole else list(shard.index),
+                pad(shard.data, [k for n in reversed(padding) for k in (0, n)]) if any(padding) else shard.data,
+                ... if whole else [slice(s.start, s.stop, 1) for s in shard.index],
                 f"{lazytpu.platform().upper()}:{shard.device}",
-                seen[at],
+                replicas.get(shard.device, 0),
+                padding,
             )
         )
     return found
+
+
+def _replicas(sharding: Sharding) -> dict[int, int]:
+    """Return for each device how many before it have the same part."""
+    mesh, used = sharding.mesh, {name for names in sharding.spec for name in names}
+    rest = [i for i, name in enumerate(mesh.axis_names) if name not in used]
+    sizes = [mesh.shape[i] for i in rest]
+    places = np.argwhere(np.ones(mesh.shape, bool))
+    numbers = [int(np.ravel_multi_index([place[i] for i in rest], sizes)) if rest else 0 for place in places]
+    return dict(zip(mesh.devices, numbers, strict=True))
+
+
+def load_local_shards(tensor: torch.Tensor, shards: Sequence[XLAShard]) -> None:
+    """Overwrite a tensor, which lies as before, with parts from the CPU.
+
+    Args:
+        shards: those of `local_shards_of`, all of them, with other contents.
+
+    Raises:
+        RuntimeError: the tensor is not split, or the parts are not its parts.
+    """
+    have = local_shards_of(tensor)
+    if not have or have[0].indices is ...:
+        raise RuntimeError("load_local_shards_ takes the parts of a tensor that is split; copy_ overwrites others")
+    if [s.data.shape for s in have] != [s.data.shape for s in shards]:
+        raise RuntimeError(
+            f"load_local_shards_ takes {len(have)} parts of shape {list(have[0].data.shape)}, "
+            f"not {len(shards)} of {[list(s.data.shape) for s in shards][:1]}"
+        )
+    given = {_box(mine): new for mine, new in zip(have, shards, strict=True)}
+
+    def of_box(box: Box) -> torch.Tensor:
+        part = given[tuple([(s.start, s.stop) for s in box])]
+        return part.data[tuple([slice(0, s.stop - s.start) for s in box])].to(tensor.dtype)
+
+    fill(tensor, of_box)
+
+
+def _box(shard: XLAShard) -> tuple[tuple[int, int], ...]:
+    assert not isinstance(shard.indices, EllipsisType)
+    return tuple([(s.start, s.stop) for s in shard.indices])
+
+
+def partition_spec_of(tensor: torch.Tensor) -> tuple[tuple[int, ...] | int | None, ...] | None:
+    """Return for each dimension the numbers of the axes of the mesh that split it; None without a sharding."""
+    found = sharding_of(tensor)
+    if found is None:
+        return None
+    entries = [tuple([found.mesh.axis_names.index(name) for name in axes]) for axes in found.spec]
+    return tuple([None if not axes else axes[0] if len(axes) == 1 else axes for axes in entries])
+
+
+def mesh_shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the lengths of the axes of the mesh of a tensor; None without a sharding."""
+    found = sharding_of(tensor)
+    return None if found is None else found.mesh.shape
+
+
+def placements_of(tensor: torch.Tensor) -> tuple[Placement, ...]:
+    """Return for each axis of the mesh which dimension of a tensor it splits, as torch's placements.
+
+    Raises:
+        ValueError: the tensor has no sharding.
+    """
+    found = sharding_of(tensor)
+    if found is None:
+        raise ValueError("the tensor has no placements: mark_sharding gives it some")
+    places = {name: Shard(dim) for dim, axes in enumerate(found.spec) for name in axes}
+    return tuple([places.get(name, Replicate()) for name in found.mesh.axis_names])
 
 
 for _name, _of in (
@@ -110,7 +176,11 @@ for _name, _of in (
     ("local_shards", local_shards_of),
     ("sharding_type", sharding_type_of),
     ("sharding_spec", sharding_spec_of),
+    ("partition_spec", partition_spec_of),
+    ("mesh_shape", mesh_shape_of),
+    ("placements", placements_of),
 ):
     setattr(LazyTensor, _name, property(_of))
+setattr(LazyTensor, "load_local_shards_", load_local_shards)  # noqa: B010
 
 __all__ = ["ShardingType", "XLAShard", "XLAShardedTensor", "local_shards_of", "sharding_spec_of", "sharding_type_of"]

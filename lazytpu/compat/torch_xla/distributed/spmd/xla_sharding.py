@@ -1,137 +1,34 @@
-"""``torch_xla.distributed.spmd.xla_sharding``: meshes and shardings under their names there.
-
-A mesh is one of `lazytpu.spmd` whose axes may go by number, too.
-"""
+"""``torch_xla.distributed.spmd.xla_sharding``: shardings under their names there."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lazytpu import spmd
 from lazytpu.compat import names
+from lazytpu.compat.torch_xla.distributed.spmd.mesh import (
+    HybridMesh,
+    Mesh,
+    PartitionSpec,
+    get_1d_mesh,
+    get_global_mesh,
+    set_global_mesh,
+)
+from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import OpSharding, op_sharding_of
 from lazytpu.compat.torch_xla.distributed.spmd.xla_sharded_tensor import ShardingType, XLAShard, XLAShardedTensor
+from lazytpu.dtypes import host_array
+from lazytpu.frontends.jax.arrays import from_jax
+from lazytpu.ir.op_schema import Arg
+from lazytpu.ir.sharding import sharding as named
 from lazytpu.runtime import meshes
+from lazytpu.tracing import sharding
 from lazytpu.tracing.record import is_device_tensor
 
 __getattr__ = names.missing_from(__name__)
-
-Axis = int | str
-PartitionSpec = Sequence[tuple[Axis, ...] | Axis | None]
-
-
-class Mesh:
-    """Devices in a grid.
-
-    Args:
-        device_ids: in row-major order.
-        mesh_shape: length of each axis.
-        axis_names: a name for each; without, axes go by number.
-
-    Raises:
-        AssertionError: shape, names and devices do not fit each other.
-    """
-
-    def __init__(
-        self,
-        device_ids: NDArray[np.integer] | Sequence[int],
-        mesh_shape: tuple[int, ...],
-        axis_names: tuple[str, ...] | None = None,
-    ) -> None:
-        self.device_ids = np.asarray(device_ids)
-        self.mesh_shape, self.axis_names = mesh_shape, axis_names
-        assert axis_names is None or len(mesh_shape) == len(axis_names) == len(set(axis_names))
-        assert len(self.device_ids) == prod(mesh_shape) == len(np.unique(self.device_ids))
-        assert all(d < self.size() for d in self.device_ids)
-        self.mesh = spmd.Mesh(mesh_shape, self._names(), self.device_ids)
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([f"axis{i}" for i in range(len(self.mesh_shape))]) if self.axis_names is None else self.axis_names
-
-    def size(self) -> int:
-        """Return the number of devices."""
-        return prod(self.mesh_shape)
-
-    def shape(self) -> OrderedDict[Axis, int]:
-        """Return the lengths of the axes by name, or by number where they have none."""
-        keys: Sequence[Axis] = range(len(self.mesh_shape)) if self.axis_names is None else self.axis_names
-        return OrderedDict(zip(keys, self.mesh_shape, strict=True))
-
-    def get_logical_mesh(self) -> NDArray[np.integer]:
-        """Return the devices in their grid."""
-        return self.device_ids.reshape(self.mesh_shape)
-
-    def get_axis_name_idx(self, name: str) -> int | None:
-        """Return the number of an axis."""
-        return self.axis_names.index(name) if self.axis_names and name in self.axis_names else None
-
-    def spec_of(self, partition_spec: PartitionSpec) -> tuple[tuple[str, ...], ...]:
-        """Return for each dimension the names of the axes.
-
-        Raises:
-            ValueError: an axis has a name that the mesh has not.
-            AssertionError: an axis has a number that the mesh has not, or stands there twice.
-        """
-        known, found = self._names(), []
-        for entry in partition_spec:
-            axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-            for axis in axes:
-                if isinstance(axis, str) and axis not in known:
-                    raise ValueError(f"Axis name {axis} is not defined in the given mesh")
-                assert isinstance(axis, str) or 0 <= axis < len(known), (
-                    f"partition_spec ({partition_spec}) contains out of bound index into mesh_shape."
-                )
-            found.append(tuple([axis if isinstance(axis, str) else known[axis] for axis in axes]))
-        used = [name for axes in found for name in axes]
-        assert len(used) == len(set(used)), (
-            f"Each device mesh dimension should appear at most once in partition_spec {partition_spec}."
-        )
-        return tuple(found)
-
-
-class HybridMesh(Mesh):
-    """A mesh over processes and the devices of each.
-
-    Raises:
-        ValueError: the shapes do not fit the devices and the processes.
-    """
-
-    def __init__(
-        self,
-        *,
-        ici_mesh_shape: tuple[int, ...],
-        dcn_mesh_shape: tuple[int, ...] | None = None,
-        axis_names: tuple[str, ...] | None = None,
-    ) -> None:
-        found = spmd.HybridMesh(ici_mesh_shape, dcn_mesh_shape, axis_names)
-        self.ici_mesh_shape = ici_mesh_shape
-        self.dcn_mesh_shape = (1,) * len(ici_mesh_shape) if dcn_mesh_shape is None else dcn_mesh_shape
-        super().__init__(np.array(found.devices), found.shape, axis_names)
-
-
-_global_mesh: list[Mesh] = []
-
-
-def set_global_mesh(mesh: Mesh) -> None:
-    """Keep a mesh for `get_global_mesh`."""
-    _global_mesh[:] = [mesh]
-
-
-def get_global_mesh() -> Mesh | None:
-    """Return the mesh that `set_global_mesh` was given last."""
-    return _global_mesh[0] if _global_mesh else None
-
-
-def get_1d_mesh(axis_name: str | None = None) -> Mesh:
-    """Return the mesh of all devices along one axis."""
-    ids = meshes.devices()
-    return Mesh(np.array(ids), (len(ids),), None if axis_name is None else (axis_name,))
 
 
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> torch.Tensor:
@@ -143,15 +40,56 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) ->
     Raises:
         AssertionError: the spec has more or fewer entries than the tensor dimensions, or does not fit the mesh.
     """
+    spec = _spec_of(t, mesh, partition_spec)
+    found = sharding.sharding_of(t) if is_device_tensor(t) else None
+    if found is not None and not found.is_replicated:
+        have, wanted = op_sharding_of(found.mesh, found.spec), op_sharding_of(mesh.mesh, spec)
+        if str(have) != str(wanted):
+            raise RuntimeError(f"the tensor lies as {have}: clear_sharding(t) before it can lie as {wanted}")
+    return spmd.mark_sharding(t, mesh.mesh, spec)
+
+
+def _spec_of(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> tuple[tuple[str, ...], ...]:
     assert len(t.shape) == len(partition_spec), (
         f"Partition spec length ({len(partition_spec)}) should be equal to the input rank ({len(t.shape)})."
     )
-    return spmd.mark_sharding(t, mesh.mesh, mesh.spec_of(partition_spec))
+    return mesh.spec_of(partition_spec)
+
+
+def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> torch.Tensor:
+    """Do as `mark_sharding`, also with a tensor that has another sharding."""
+    return spmd.mark_sharding(t, mesh.mesh, _spec_of(t, mesh, partition_spec))
+
+
+class MarkShardingFunction(torch.autograd.Function):
+    """A new tensor with the contents of one, split over the devices of a mesh, as is its gradient."""
+
+    @staticmethod
+    def forward(ctx: Arg, torch_tensor: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> torch.Tensor:
+        """Lay a tensor out."""
+        ctx.mesh, ctx.spec = mesh.mesh, _spec_of(torch_tensor, mesh, partition_spec)
+        return sharding.laid_out(torch_tensor, ctx.mesh, ctx.spec)
+
+    @staticmethod
+    def backward(ctx: Arg, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Lay its gradient out."""
+        return sharding.laid_out(grad_output, ctx.mesh, ctx.spec), None, None
 
 
 def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> torch.Tensor:
-    """Do as `mark_sharding`, which lays the gradient out, too; torch's autograd sees an op."""
-    return mark_sharding(t.clone() if t.requires_grad and not t.is_leaf else t, mesh, partition_spec)
+    """Return a new tensor with the contents of one, split over the devices of a mesh, as is its gradient."""
+    apply: Callable[..., torch.Tensor] = MarkShardingFunction.apply
+    return apply(t, mesh, partition_spec)
+
+
+def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two tensors with their contents, where one that has no sharding lies as the other does."""
+    mine, other = sharding.sharding_of(a), sharding.sharding_of(b)
+    found = mine or other
+    if found is None:
+        return a, b
+    a, b = (t if has else sharding.laid_out(t, found.mesh, found.spec) for t, has in ((a, mine), (b, other)))
+    return a, b
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
@@ -164,12 +102,18 @@ def wrap_if_sharded(x: object) -> object:
     return x
 
 
-def wrap_as_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
+def wrap_as_sharded_tensor(
+    t: torch.Tensor, mesh_shape: tuple[int, ...] | None = None, partition_spec: PartitionSpec | None = None
+) -> torch.Tensor:
+    """Return the tensor, split over all devices in a grid if a shape and a spec are given."""
+    if mesh_shape is None or partition_spec is None:
+        return t
+    return annotate_custom_sharding(t, Mesh(range(prod(mesh_shape)), mesh_shape), partition_spec)
+
+
+def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
     """Return the tensor."""
     return t
-
-
-unwrap_sharded_tensor = wrap_as_sharded_tensor
 
 
 @dataclass
@@ -179,7 +123,7 @@ class ShardingSpec:
     Attributes:
         mesh: the devices.
         partition_spec: one entry a dimension.
-        minibatch: each process has only its part of a tensor; with one process, that is all of it.
+        minibatch: each process has only its part of a batch; `MpDeviceLoader` puts them together.
     """
 
     mesh: Mesh
@@ -187,16 +131,44 @@ class ShardingSpec:
     minibatch: bool | None = False
 
     def __post_init__(self) -> None:
-        self.mesh.spec_of(self.partition_spec)
+        self._names = self.mesh.spec_of(self.partition_spec)
 
     def can_apply(self, t: torch.Tensor) -> bool:
         """Return whether a tensor has as many dimensions."""
         return len(t.shape) == len(self.partition_spec)
 
     def apply(self, t: torch.Tensor) -> None:
-        """Mark a tensor of the device."""
+        """Mark a tensor of the device.
+
+        Raises:
+            RuntimeError: it is only the part that this process has of a batch.
+        """
         assert is_device_tensor(t)
+        if self.minibatch:
+            self._check_part(t)
+            if meshes.over_processes(self.mesh.mesh):
+                raise RuntimeError("minibatch=True: parts of several processes become one batch in MpDeviceLoader only")
         mark_sharding(t, self.mesh, self.partition_spec)
+
+    def placed(self, t: torch.Tensor) -> torch.Tensor | None:
+        """Return a batch on the device whose part this process has on the CPU; None where it has all of it.
+
+        Raises:
+            RuntimeError: the part cannot be split evenly among the devices of this process.
+        """
+        if not (self.minibatch and meshes.over_processes(self.mesh.mesh)):
+            return None
+        self._check_part(t)
+        lies = named(self.mesh.mesh, self._names, t.shape)
+        return from_jax(meshes.from_parts(host_array(t), lies))
+
+    def _check_part(self, t: torch.Tensor) -> None:
+        count = len(meshes.devices()) // len(meshes.devices_by_process())
+        if t.shape[0] % count:
+            raise RuntimeError(
+                "When minibatch is configured, the per-host batch size must be divisible by local runtime device "
+                f"count. Per host input data shape = {tuple(t.shape)}, local runtime device count = {count}"
+            )
 
 
 class XLAPatchedLinear(torch.autograd.Function):
@@ -223,12 +195,15 @@ def apply_backward_optimization_barrier(m: torch.nn.Module) -> None:
 
 __all__ = [
     "HybridMesh",
+    "MarkShardingFunction",
     "Mesh",
+    "OpSharding",
     "ShardingSpec",
     "ShardingType",
     "XLAPatchedLinear",
     "XLAShard",
     "XLAShardedTensor",
+    "annotate_custom_sharding",
     "apply_backward_optimization_barrier",
     "apply_xla_patch_to_nn_linear",
     "clear_sharding",
@@ -237,6 +212,7 @@ __all__ = [
     "mark_sharding",
     "mark_sharding_with_gradients",
     "set_global_mesh",
+    "shard_as",
     "unwrap_sharded_tensor",
     "wrap_as_sharded_tensor",
     "wrap_if_sharded",
