@@ -28,12 +28,13 @@ Kernel = Callable[..., Any]
 _KINDS = {"tensor", "number", "attr", "list", "float", "scalar", "ignored"}
 
 
-def can_generate(op: Op) -> bool:
-    """Return whether the op's schema is one that has a fast form."""
+def can_generate(op: Op, *, lists: bool = False) -> bool:
+    """Return whether the op's schema is one that has a fast form, with lists of tensors or without."""
     kinds = {a.kind for a in op.arguments}
-    if op.order is not None or op.defaults:
+    if op.order is not None or op.defaults or op.random or not op.arguments:
         return False
-    return kinds <= _KINDS and not op.random and bool(op.arguments) and op.arguments[0].kind == "tensor"
+    tensors = {"tensor", "tensors"} if lists else {"tensor"}
+    return kinds <= _KINDS | tensors and op.arguments[0].kind in tensors
 
 
 def functional(op: Op, general: Kernel) -> Kernel:
@@ -161,6 +162,17 @@ def _operand(op: Op, i: int, argument: Argument, beside_target: bool) -> list[st
             *number[:-1],
             f"elif {a} is None: {k} = None",
             f"else: {_general(op)}",
+        ]
+    if argument.kind == "tensors":
+        return [
+            f"{k} = []",
+            f"for t in {a} if type({a}) is list or type({a}) is tuple else (ABSENT,):",
+            "    if type(t) is LazyTensor:",
+            "        c = t._s",
+            f"        {k}.append(c.value if c.step == step else load(c))",
+            f"    elif t is None: {k}.append(None)",
+            f"    else: {_general(op)}",
+            f"{k} = tuple({k})",
         ]
     if argument.kind == "list":
         return [f"{k} = tuple({a}) if type({a}) is list else {a}"]

@@ -221,7 +221,8 @@ def kernel_for(overload: OpOverload) -> Any:
     general = scalar_checks.checked_when_new(overload, functional(overload))
     if foreach_kernels.can_take(op) and op.returns is None:
         return foreach_kernels.functional(op, general)
-    made = generated.functional(op, general) if generated.can_generate(op) and _returns_tensors(overload) else general
+    fast = generated.can_generate(op, lists=True) and _returns_tensors(overload)
+    made = generated.functional(op, general) if fast else general
     if overload is aten.convolution.default:
         return composites.convolution(made)
     return unsafe_view(made) if overload is aten._unsafe_view.default else made

@@ -38,9 +38,22 @@ class Layout(TensorType):
             ``index`` is the position among its results for ops such as ``split``.
         overlapping: two indices may reach one element of memory, here or in a layout on the way to the root.
         children: view op and arguments to the layout (or tuple of layouts) it gives.
+        read_key: the key of the node that reads it, without the value that it reads; None before the first read.
     """
 
-    __slots__ = ("args", "bits", "by_geometry", "children", "index", "offset", "op", "overlapping", "parent", "root")
+    __slots__ = (
+        "args",
+        "bits",
+        "by_geometry",
+        "children",
+        "index",
+        "offset",
+        "op",
+        "overlapping",
+        "parent",
+        "read_key",
+        "root",
+    )
     __setattr__ = object.__setattr__
 
     args: tuple[Arg, ...]
@@ -52,13 +65,14 @@ class Layout(TensorType):
     op: Op | str
     overlapping: bool
     parent: Layout | None
+    read_key: tuple[Hashable, tuple[Hashable, ...]] | None
     root: Layout
 
     def __init__(self, size: Size, stride: Size, offset: int, dtype: torch.dtype, bits: int = 0) -> None:
         super().__init__(size, stride, dtype)
         self.offset, self.bits = offset, bits
         self.overlapping = overlaps(size, stride)
-        self.children, self.by_geometry = {}, {}
+        self.children, self.by_geometry, self.read_key = {}, {}, None
         self.root, self.parent, self.op, self.args, self.index = self, None, "", (), None
 
     @property

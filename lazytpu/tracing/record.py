@@ -19,7 +19,7 @@ import torch
 from lazytpu import random
 from lazytpu.diagnosis import events
 from lazytpu.ir.op_schema import ABSENT, Arg, Argument, Op, aten, op_of
-from lazytpu.ir.tree import Key, Node, Number, Structure, Value, trace
+from lazytpu.ir.tree import Key, Node, Number, Structure, Value, operands, trace
 from lazytpu.location import site
 from lazytpu.observers import calls_of
 from lazytpu.runtime.host.garbage import collect_before_step
@@ -112,12 +112,29 @@ def read_view(root: Value, layout: Layout, known: dict[Layout, Value]) -> Value:
 
 
 def view_value(source: Value, layout: Layout) -> Value:
-    """Record the view op that leads to ``layout`` from its parent's value."""
-    op = VIEW_OPS[layout.op] if isinstance(layout.op, str) else layout.op
-    node = record(op, [source, *layout.args], layouts=None if layout.index is not None else (layout,))
+    """Record the view op that leads to ``layout`` from its parent's value; the caller holds the lock."""
+    if layout.read_key is not None:
+        trace.refuse_if_closed()
+        op, attributes = layout.read_key
+        key = (op, source, *attributes)
+        try:  # as in generated kernels: from here to the commit no call
+            node = trace.cursor.children[key]
+            trace.cursor = node
+        except KeyError:
+            node = _record_view(source, layout)
+    else:
+        node = _record_view(source, layout)
     value = node.values[layout.index or 0]
     assert value is not None
     return value
+
+
+def _record_view(source: Value, layout: Layout) -> Node:
+    op = VIEW_OPS[layout.op] if isinstance(layout.op, str) else layout.op
+    node = record(op, [source, *layout.args], layouts=None if layout.index is not None else (layout,))
+    if node.args[0] is source and not any(type(x) is Number for x in operands(node)):
+        layout.read_key = (node.key[0], node.key[2:])
+    return node
 
 
 def cell_of(tensor: torch.Tensor) -> Cell:

@@ -16,6 +16,7 @@ import lazytpu
 from lazytpu.dispatch import generated
 from lazytpu.ir.op_schema import aten, op_of
 from lazytpu.ir.tree import trace
+from lazytpu.tracing import record
 
 PACKAGE = str(Path(lazytpu.__file__).parent)
 MOST_FILES_OF_A_MISS = 20
@@ -56,6 +57,27 @@ def test_a_hit_stays_in_the_kernel(device: torch.device) -> None:
         second = torch.add(x, y)
     assert files == {"<lazytpu kernel>"}
     assert first.tolist() == second.tolist() == [2.0] * 3
+
+
+def test_a_list_of_tensors_and_a_view_are_found_without_binding_arguments(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.arange(6.0).view(2, 3).to(device)
+
+    def step() -> torch.Tensor:
+        turned = torch.cat([-x[..., 1:], x[..., :1]], -1)
+        lazytpu.mark_step()
+        return turned
+
+    first = step()
+    calls: list[object] = []
+    key = record._key
+    monkeypatch.setattr(record, "_key", lambda *given: calls.append(given) or key(*given))
+    assert step().tolist() == first.tolist() == [[-1.0, -2.0, 0.0], [-4.0, -5.0, 3.0]]
+    assert not calls
+    assert torch.cat([x, torch.empty(0, device=device)]).shape == (2, 3)
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.cat([x, torch.ones(1, 3)])
 
 
 def test_a_miss_passes_few_files(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
