@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from lazytpu.config import config
 from lazytpu.dispatch import exchange, own_device
-from lazytpu.distributed import ddp, dtensor, fsdp, sync_batch_norm
+from lazytpu.distributed import attention, ddp, dtensor, fsdp, sync_batch_norm
 from lazytpu.distributed.process_group import LazyProcessGroup
 from lazytpu.ir.op_schema import Arg
 from lazytpu.runtime import together, world
@@ -26,6 +26,7 @@ def register(name: str = NAME) -> None:
             ddp.register()
             fsdp.register()
             dtensor.register()
+            attention.register()
             sync_batch_norm.register()
             world.when_connected(own_device.register)
             _settle_before_host_collectives()

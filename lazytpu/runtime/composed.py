@@ -51,11 +51,12 @@ def _attention(
     scale: float | None = None,
     rng: None = None,
 ) -> _Results:
-    """Compute attention without dropout; of the other eight results nothing is compared."""
+    """Compute attention without dropout, and where that is free the logarithms of the sums of its rows."""
     if _has_flash(query, key, value):
-        return [_flash(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale)[0], *[None] * 8]
+        found, sums = _flash(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale)
+        return [found, sums.contiguous() if sums.dtype == torch.float32 else None, *[None] * 7]
     grouped = query.shape[-3] != key.shape[-3]
-    found: Tensor = aten._scaled_dot_product_attention_math(
+    found = aten._scaled_dot_product_attention_math(
         query, key, value, bias, 0.0, is_causal, scale=scale, enable_gqa=grouped
     )[0]
     return [found, *[None] * 8]
@@ -68,13 +69,21 @@ def _attention_backward(
     value: Tensor,
     bias: Tensor | None,
     wanted: list[bool],
+    result: Tensor | None,
+    sums: Tensor | None,
     *rest: object,
     scale: float | None = None,
 ) -> _Results:
-    """Compute the gradients by hand: where a graph is cut, torch's autograd may be out of reach."""
+    """Compute the gradients by hand: where a graph is cut, torch's autograd may be out of reach.
+
+    Result and logarithms of sums may be those of more keys than are given here; None where they are of these.
+    """
+    if query.dtype == torch.float64:
+        result = sums = None  # torch keeps float32 of these
     if _has_flash(query, key, value) and not wanted[3]:
-        out, sums = _flash(query, key, value, 0.0, bool(rest[-3]), attn_mask=bias, scale=scale)
-        given = grad, query, key, value, out, sums, 0.0, bool(rest[-3])
+        if result is None or sums is None:
+            result, sums = _flash(query, key, value, 0.0, bool(rest[-3]), attn_mask=bias, scale=scale)
+        given = grad, query, key, value, result, sums, 0.0, bool(rest[-3])
         made = _flash_backward(*given, attn_mask=bias, scale=scale)
         return [x if want else None for x, want in zip((*made, None), wanted, strict=True)]
     kept = query.dtype
@@ -87,9 +96,14 @@ def _attention_backward(
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not(), -torch.inf)
     if bias is not None:
         scores = scores + bias
-    weights: Tensor = aten._safe_softmax.default(scores, -1)
     slopes = grad @ values.mT
-    slopes = weights * (slopes - (slopes * weights).sum(-1, keepdim=True))
+    if result is None or sums is None:
+        weights: Tensor = aten._safe_softmax.default(scores, -1)
+        along = (slopes * weights).sum(-1, keepdim=True)
+    else:
+        weights = (scores - sums.masked_fill(sums == -torch.inf, 0)[..., None]).exp()
+        along = (grad * result.to(grad.dtype)).sum(-1, keepdim=True)
+    slopes = weights * (slopes - along)
     found = [slopes @ keys * factor, slopes.mT @ query * factor, weights.mT @ grad, slopes]
     if groups > 1:
         found[1:3] = [x.unflatten(-3, (-1, groups)).sum(-3) for x in found[1:3]]

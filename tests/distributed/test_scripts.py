@@ -70,6 +70,12 @@ def test_pipelines() -> None:
 
 
 @on_ranks(2)
+def test_attention_by_the_heads_and_by_the_sequence() -> None:
+    same_as_cpu("attention", "DTensor: attention, split by batch, by heads and not at all")
+    same_as_cpu("attention", "Context parallel: keys and values gathered, causal, in balance")
+
+
+@on_ranks(2)
 def test_a_rank_that_waits_on_the_host_starts_what_is_recorded() -> None:
     """Rank 0 needs rank 1 for the sum that it reads, and rank 1 is on its way to something on the host."""
     rank, found = dist.get_rank(), [None, None]

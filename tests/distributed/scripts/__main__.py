@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-MODULES = ("ddp", "fsdp", "dtensor", "pipelines")
+MODULES = ("ddp", "fsdp", "dtensor", "attention", "pipelines")
 _LIMIT_S = 150
 _SETTLED = 4  # steps after which no program may be new
 

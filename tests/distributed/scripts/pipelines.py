@@ -1,4 +1,4 @@
-"""Pipelines of stages, and attention over parts of a sequence."""
+"""Pipelines of stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -16,7 +15,6 @@ from torch.distributed.pipelining import (
     SplitPoint,
     pipeline,
 )
-from torch.distributed.tensor.experimental import context_parallel
 from torch.nn import functional as F
 
 from tests.distributed.scripts.training import Device, batches, contents, end_step, model, script
@@ -80,20 +78,3 @@ def exported(device: Device) -> Any:
         end_step(device)
         found += losses
     return found, [p.grad for p in stage.submod.parameters()]
-
-
-@script("Context parallel: attention, forward and backward")
-def contexts(device: Device) -> Any:
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 2, 16, 8).to(device) for _ in range(3))
-    for x in (q, k, v):
-        x.requires_grad_()
-    if device.type == "cpu":  # torch has it for the kernels of accelerators only: all of the sequence, without parts
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out.sum().backward()
-        return out.detach(), q.grad, k.grad
-    with context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out.sum().backward()
-    return out, q.grad, k.grad
