@@ -81,7 +81,7 @@ def _register_rings(module: ModuleType) -> None:
         parts = [type(like).from_local(x, like.device_mesh, like.placements, run_check=False) for x in found[:split]]
         return (*parts, *found[split:])
 
-    module.custom_ops |= {_FORWARD: attend, _BACKWARD: attend}
+    vars(module)["custom_ops"].update({_FORWARD: attend, _BACKWARD: attend})
 
 
 __all__ = ["register"]
