@@ -69,6 +69,7 @@ class Node:
         children: key of the next op to its node.
         executables: (live values, donated inputs) to what `step.cut` found to run for them: a weak reference to the
             executable, and the inputs it takes.
+        cut: what the last cut here was for, and its key (tracing/liveness.py).
         dynamic: per op the positions whose numbers are inputs because they were seen to change.
     """
 
@@ -76,6 +77,7 @@ class Node:
         "args",
         "children",
         "counts",
+        "cut",
         "depth",
         "dynamic",
         "executables",
@@ -98,6 +100,7 @@ class Node:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.counts: tuple[int, int, int] = (0, 0, 0) if parent is None else parent.counts
         self.executables: dict[Key, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
+        self.cut: tuple[object, object] | None = None
         self.dynamic: dict[Op, tuple[int, ...]] | None = None
         self.op: Op = cast("Op", None)
         self.key: Key = ()

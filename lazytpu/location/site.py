@@ -7,8 +7,9 @@ import sys
 import sysconfig
 import threading
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from operator import attrgetter
 from types import CodeType, FrameType
 
 import torch
@@ -27,11 +28,35 @@ _DEPRECATING = typing_extensions.__file__  # it wraps functions of torch that ar
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = os.sep + "site-packages" + os.sep  # may lie inside the folder of the standard library
 _CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
+_WRAPPED_CODE: CodeType = torch.nn.Module._wrapped_call_impl.__code__
 _BACKWARD_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
 
 _names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+_CODE, _INSTRUCTION = attrgetter("f_code"), attrgetter("f_lasti")
 _MAX_STACKS = 4096
-_stacks: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stack:
+    """What all stacks of frames have in common that stand at the same instructions of the same codes.
+
+    Attributes:
+        lines: file and line of the user's frames, the innermost first.
+        modules: the frames in which an ``nn.Module`` is being called.
+        casts: the dispatcher of ``torch.autocast`` is among them.
+        codes: of the frames, kept so that their identities are no others' later.
+    """
+
+    lines: tuple[tuple[str, int], ...]
+    modules: tuple[int, ...]
+    casts: bool
+    codes: list[CodeType]
+
+
+_stacks: dict[tuple[int, ...], _Stack] = {}
+_lines: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
+# By a stack, the modules being called and their modes: their site, and the modules.
+_sites: dict[tuple[object, ...], tuple[Site, tuple[weakref.ref[torch.nn.Module], ...]]] = {}
 
 
 def is_ours(name: str) -> bool:
@@ -150,30 +175,57 @@ def _innermost(frame: FrameType | None) -> Site:
 
 
 def _of_frames(frame: FrameType | None) -> Site:
-    lines, modules, casts = [], [], torch.is_autocast_enabled(config.device_name)
+    """Return the site that a stack of frames leads to, the one made before where it leads to one again."""
+    frames = []
     while frame is not None:
-        code = frame.f_code
-        if code.co_filename == _AUTOCAST:  # what it calls is told that it is off
-            casts = True
-        elif code is _CALL_CODE:
-            modules.append(frame.f_locals["self"])
-        elif is_user_file(code.co_filename):
-            lines.append((code.co_filename, frame.f_lineno))
+        frames.append(frame)
         frame = frame.f_back
-    file, line = lines[0] if lines else ("", 0)
+    stack = _stack_of(frames)
+    modules: list[torch.nn.Module] = [frames[i].f_locals["self"] for i in stack.modules]
     training = (modules[-1].training, modules[0].training) if modules else None
     trainable = tuple([p is not None and p.requires_grad for p in modules[0]._parameters.values()]) if modules else ()
-    path = _module_path(modules[::-1])
+    casts = stack.casts or torch.is_autocast_enabled(config.device_name)
     modes = torch.is_grad_enabled(), torch.get_autocast_dtype(config.device_name) if casts else None
-    return Site(file, line, path, False, _interned(lines), training, False, modes, trainable)
+    key = stack, training, trainable, modes, *map(id, modules)
+    site, owners = _sites.get(key, (None, ()))
+    if site is None or any(owner() is not module for owner, module in zip(owners, modules, strict=True)):
+        file, line = stack.lines[0] if stack.lines else ("", 0)
+        path = _module_path(modules[::-1])
+        site = Site(file, line, path, False, stack.lines, training, False, modes, trainable)
+        if len(_sites) >= _MAX_STACKS:
+            _sites.clear()
+        _sites[key] = site, tuple(map(weakref.ref, modules))
+    return site
+
+
+def _stack_of(frames: list[FrameType]) -> _Stack:
+    """Return what is known of frames that stand where these do."""
+    codes = [*map(_CODE, frames)]
+    key = (*map(id, codes), *map(_INSTRUCTION, frames))
+    stack = _stacks.get(key)
+    if stack is None:
+        if len(_stacks) >= _MAX_STACKS:
+            _stacks.clear()
+            _sites.clear()
+        stack = _stacks[key] = _new_stack(frames, codes)
+    return stack
+
+
+def _new_stack(frames: list[FrameType], codes: list[CodeType]) -> _Stack:
+    lines = [(f.f_code.co_filename, f.f_lineno) for f in frames if is_user_file(f.f_code.co_filename)]
+    calls = [i for i, code in enumerate(codes) if code is _CALL_CODE]
+    # The caller of `_call_impl` has fewer variables to gather.
+    modules = [i + 1 if codes[i + 1] is _WRAPPED_CODE else i for i in calls]
+    casts = any(code.co_filename == _AUTOCAST for code in codes)  # what it calls is told that autocast is off
+    return _Stack(_interned(lines), tuple(modules), casts, codes)
 
 
 def _interned(lines: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """Return the one tuple of these lines: most ops of a step are called from few places."""
-    if len(_stacks) >= _MAX_STACKS:
-        _stacks.clear()
+    if len(_lines) >= _MAX_STACKS:
+        _lines.clear()
     stack = tuple(lines)
-    return _stacks.setdefault(stack, stack)
+    return _lines.setdefault(stack, stack)
 
 
 def _module_path(modules: list[torch.nn.Module]) -> str:

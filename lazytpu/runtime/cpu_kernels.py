@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from lazytpu.ir.types import TensorType, overlaps
 from lazytpu.passes.clone import replaced
 from lazytpu.runtime.composed import COMPOSED
 
+Kernel = Callable[..., Any]
+
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
@@ -22,20 +24,27 @@ def plain_torch() -> Iterator[None]:
         yield
 
 
-def call_kernel(node: Node, operand: Callable[[Value | Number], object]) -> list[torch.Tensor | None]:
+def call_kernel(node: Node, operand: Callable[[Value | Number], object]) -> Sequence[torch.Tensor | None]:
     """Call the CPU kernel of an op, inside `plain_torch`; return a result for each of ``node.values``.
 
     Args:
         operand: what the kernel takes for a tensor or a scalar input.
     """
-    kernel: Callable[..., Any] = COMPOSED.get(node.op.recorded, node.op.recorded)
+    kernel: Kernel = COMPOSED.get(node.op.recorded, node.op.recorded)
     args = [replaced(x, operand) for x in node.args]
     if node.kwargs:
         found = kernel(*args, **{name: replaced(x, operand) for name, x in node.kwargs.items()})
     else:
         found = kernel(*args)
+    return results_of(found)
+
+
+def results_of(found: object) -> Sequence[torch.Tensor | None]:
+    """Return the results in what a kernel returns, one by one."""
     if isinstance(found, torch.Tensor):
         return [found]
+    if isinstance(found, (list, tuple)) and all(x is None or isinstance(x, torch.Tensor) for x in found):
+        return found
     results: list[torch.Tensor | None] = tree_flatten(found, is_leaf=lambda x: x is None)[0]
     return results
 

@@ -14,20 +14,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from lazytpu.dtypes import host_array, host_tensor
+from lazytpu.dtypes import host_array, host_tensor, to_numpy
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.subgraph import has_body
 from lazytpu.ir.tree import Node, Number, Value
 from lazytpu.passes.clone import cloned, replaced
 from lazytpu.runtime import client, compiler, executables, launch
 from lazytpu.runtime.client import Buffer, ScalarArray, Scalars
 from lazytpu.runtime.composed import COMPOSED, is_random
-from lazytpu.runtime.cpu_kernels import call_kernel, laid_out, plain_torch, scalar_operand
+from lazytpu.runtime.cpu_kernels import Kernel, laid_out, plain_torch, results_of, scalar_operand
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.random_kernels import draw
 
 Contents = dict[Value, torch.Tensor]
 _COUNTS = {"f": 0, "i": 1, "c": 2}
+_PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.memory_format, torch.layout, torch.device}
+_SHARED = {torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8, torch.int8, torch.bool}
+_NUMPYS = {*map(to_numpy, _SHARED)}
 
 
 def interpreted(graph: Graph) -> Executable:
@@ -42,7 +44,7 @@ class Interpretation:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._last_uses = graph.last_uses()
+        self._steps = [*zip(graph.nodes, map(kernel_of, graph.nodes), graph.last_uses(), strict=True)]
 
     def __call__(self, donated: list[Buffer], retained: list[Buffer], *scalars: ScalarArray) -> list[Buffer]:
         """Compute the outputs."""
@@ -52,8 +54,8 @@ class Interpretation:
             contents = {v: _tensor(x, v) for v, x in zip(graph.inputs, retained, strict=True)}
             taken = {t.untyped_storage().data_ptr() for t in contents.values()}
             run = _Run(graph, contents, scalars)
-            for node, dead in zip(graph.nodes, self._last_uses, strict=True):
-                contents.update(run.results(node))
+            for node, kernel, dead in self._steps:
+                run.add_results(node, kernel)
                 for value in dead:
                     contents.pop(value, None)
             return client.put([_array(contents[v], taken) for v in graph.outputs])
@@ -66,32 +68,51 @@ class _Run:
         self.contents, self.scalars = contents, scalars
         self._outputs = {*graph.outputs}
 
-    def results(self, node: Node) -> Contents:
-        """Return the results of an op that are there."""
-        if not needs_rule(node):
+    def add_results(self, node: Node, kernel: Kernel | None) -> None:
+        """Run an op, and add the results that are there to the contents."""
+        if kernel is not None:
             try:
-                return self._by_kernel(node)
+                self._by_kernel(node, kernel)
+                return
             except Exception:  # no kernel for these operands, or an error that XLA's op does not make
                 pass
-        return self._by_rule(node)
+        self.contents.update(self._by_rule(node))
 
-    def _by_kernel(self, node: Node) -> Contents:
-        found: Contents = {}
-        results = self._drawn(node) if is_random(node) else call_kernel(node, self._operand)
-        for value, result in zip(node.values, results, strict=True):
+    def _by_kernel(self, node: Node, kernel: Kernel) -> None:
+        contents = self.contents
+        args = [
+            contents.get(x) if type(x) is Value else x if type(x) in _PLAIN else replaced(x, self._operand)
+            for x in node.args
+        ]
+        if kernel is draw:
+            found = self._drawn(node)
+        elif node.kwargs:
+            found = kernel(*args, **{name: replaced(x, self._operand) for name, x in node.kwargs.items()})
+        else:
+            found = kernel(*args)
+        if type(found) is torch.Tensor and len(node.values) == 1:
+            contents[node.value] = self._fitted(node, node.value, found)
+            return
+        made: Contents = {}
+        for value, result in zip(node.values, results_of(found), strict=True):
             if value is None:
                 continue
-            if result is None:
-                if value in self._outputs:
-                    raise NotImplementedError(node.op.name)
-                continue
-            if tuple(result.shape) != value.layout.size:
+            if result is not None:
+                made[value] = self._fitted(node, value, result)
+            elif value in self._outputs:
                 raise NotImplementedError(node.op.name)
-            result = result.to(value.layout.dtype)
-            if "empty" in node.op.name:
-                result.zero_()
-            found[value] = laid_out(result, value.layout)
-        return found
+        contents.update(made)
+
+    def _fitted(self, node: Node, value: Value, result: torch.Tensor) -> torch.Tensor:
+        """Return a result as its type has it."""
+        layout = value.layout
+        if result.shape != layout.size:
+            raise NotImplementedError(node.op.name)
+        if result.dtype is not layout.dtype:
+            result = result.to(layout.dtype)
+        if "empty" in node.op.name:
+            result.zero_()
+        return result if result.stride() == layout.stride else laid_out(result, layout)
 
     def _drawn(self, node: Node) -> list[torch.Tensor | None]:
         kwargs = {name: replaced(x, self._operand_of_random) for name, x in node.kwargs.items()}
@@ -104,7 +125,7 @@ class _Run:
 
     def _operand(self, x: Value | Number) -> object:
         if type(x) is Value:
-            return self.contents[x] if x in self.contents else None  # what a composed op does not return or need
+            return self.contents.get(x)  # None is what a composed op does not return or need
         assert type(x) is Number
         return scalar_operand(x, self._number(x).item() if x.dtype != "rng" else 0)
 
@@ -134,12 +155,16 @@ class _Run:
         return np.concatenate([np.atleast_1d(self._number(n)) for n in numbers])
 
 
-def needs_rule(node: Node) -> bool:
-    """Return whether an op gives other results by a kernel of torch's, or has none."""
-    if has_body(node):
-        return True
-    op = node.op.recorded
-    return op not in COMPOSED and getattr(op, "namespace", "") not in ("aten", "prims")
+def kernel_of(node: Node) -> Kernel | None:
+    """Return what runs an op without compiling its rule, `draw` for random numbers; None where there is nothing."""
+    if is_random(node):
+        return draw
+    recorded = node.op.recorded
+    if recorded in COMPOSED:
+        return COMPOSED[recorded]
+    if getattr(recorded, "namespace", "") not in ("aten", "prims"):
+        return None
+    return getattr(recorded, "_op", recorded)  # without the frame of `OpOverload.__call__`
 
 
 def alone(node: Node) -> tuple[Graph, list[Value], list[Number]]:
@@ -169,7 +194,12 @@ def alone(node: Node) -> tuple[Graph, list[Value], list[Number]]:
 def _tensor(buffer: Buffer, value: Value) -> torch.Tensor:
     """Return the contents of a buffer as a tensor of a layout, which shares its memory where it can."""
     buffer.block_until_ready()  # a view of one that failed ends the process
-    return laid_out(host_tensor(np.asarray(buffer)).to(value.layout.dtype), value.layout)
+    array, layout = np.asarray(buffer), value.layout
+    if array.dtype in _NUMPYS and array.size:
+        tensor = torch.from_numpy(array)
+        if tensor.dtype is layout.dtype and tensor.stride() == layout.stride:
+            return tensor
+    return laid_out(host_tensor(array).to(layout.dtype), layout)
 
 
 def _array(tensor: torch.Tensor, taken: set[int]) -> np.ndarray[Any, Any]:
@@ -178,4 +208,6 @@ def _array(tensor: torch.Tensor, taken: set[int]) -> np.ndarray[Any, Any]:
     storage = tensor.untyped_storage()
     own = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in taken
     taken.add(storage.data_ptr())
+    if own and tensor.dtype in _SHARED and tensor.numel():
+        return tensor.numpy()
     return host_array(tensor, copy=not own)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 from lazytpu.config import config
 from lazytpu.diagnosis import events
@@ -138,17 +139,24 @@ def _store(live: list[Storage], buffers: dict[Value, Buffer], shardings: dict[Va
     Args:
         shardings: those that were wanted, of a step on a mesh.
     """
-    first: dict[int, Storage] = {}
     _adopt_inputs(live)
-    for storage in live:
-        value = storage.value
-        if value.node is not None:
-            buffer = buffers[value]
-            storage.buffer, storage.shared = buffer, id(buffer) in first
-            first.setdefault(id(buffer), storage).shared = storage.shared
-            if shardings:
-                shardings_kept.note_result(storage, shardings[value])
-        storage.value, storage.step = NOTHING, 0
+    computed = [storage for storage in live if storage.value.node is not None]
+    found = [buffers[storage.value] for storage in computed]
+    _set(computed, "buffer", found)
+    _set(computed, "shared", repeat(False))
+    if len({*map(id, found)}) < len(found):
+        owners = Counter(map(id, found))
+        _set(computed, "shared", [owners[id(buffer)] > 1 for buffer in found])
+    if shardings:
+        for storage in computed:
+            shardings_kept.note_result(storage, shardings[storage.value])
+    _set(live, "step", repeat(0))  # first: an interrupt may leave a value behind that is of no step
+    _set(live, "value", repeat(NOTHING))
+
+
+def _set(storages: list[Storage], name: str, values: Iterable[object]) -> None:
+    """Set an attribute of storages, in a loop of C."""
+    any(map(setattr, storages, repeat(name), values))
 
 
 class _OpCount(Observer):

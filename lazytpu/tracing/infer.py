@@ -8,7 +8,7 @@ tensors after a meta kernel took the arguments (`eager_checks.check`), and after
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -23,7 +23,7 @@ from lazytpu.ir.tree import Node, Structure, Value
 from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.observe import metrics
 from lazytpu.tensors.layout import Layout, root_layout
-from lazytpu.tracing import eager_checks, eager_strides
+from lazytpu.tracing import eager_checks, eager_strides, size_patterns
 from lazytpu.tracing.ranges import arange_on_meta
 from lazytpu.tracing.sample_tensors import (
     call_with_samples,
@@ -64,7 +64,6 @@ _NORMS = {
 }
 _CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}  # strides depend on the device's kernel
 _POW = aten.pow.Tensor_Scalar
-_CAT = aten.cat.default
 _ARANGES = {aten.arange.default, aten.arange.start, aten.arange.start_step}
 
 
@@ -79,7 +78,7 @@ def infer(op: Op, node: Node) -> Types:
     if known is None:
         start = time.perf_counter()
         try:
-            known = _infer_new(op, named_arguments(op.recorded, node.args, node.kwargs))
+            known = _infer_by_pattern(op, node, signature[2:])
         finally:
             _INFER.add(time.perf_counter() - start)
         if len(_known) >= _MAX_KNOWN:
@@ -95,9 +94,22 @@ def _type_of(key: object) -> object:
     return tuple([_type_of(k) for k in key]) if type(key) is tuple else key
 
 
+def _infer_by_pattern(op: Op, node: Node, arguments: tuple[object, ...]) -> Types:
+    """Return the types of results, from those for other sizes where they follow from these."""
+    pattern = size_patterns.pattern_of(op, arguments)
+    found = None if pattern is None else size_patterns.types_for(pattern)
+    if found is not None:
+        return Types(*found)
+    types = _infer_new(op, named_arguments(op.recorded, node.args, node.kwargs))
+    if pattern is not None and types.natural is None:
+        size_patterns.remember(pattern, types.layouts, types.structure)
+    return types
+
+
 def _infer_new(op: Op, named: dict[str, Arg]) -> Types:
-    if op.recorded is _CAT and (joined := _of_cat(**named)) is not None:
-        return Types((joined,), 0)
+    rule = _RULES.get(op.overload)
+    if rule is not None and (made := rule(**named)) is not None:
+        return Types((made,), 0)
     named, places = _one_of_each(op, named)
     types = _infer(op, named)
     eager_checks.check(op, named, types.layouts)
@@ -115,24 +127,58 @@ def _infer_new(op: Op, named: dict[str, Arg]) -> Types:
 
 
 def _of_cat(tensors: list[Value], dim: object = 0) -> Layout | None:
-    """Return the type of row-major tensors joined along a dimension, None for others or where torch would refuse them.
+    """Return the type of tensors joined along a dimension, None for others or where torch would refuse them.
 
     A cache that grows by a token asks this anew for each layer and token, and torch's meta kernel takes a millisecond.
     """
     if not tensors or type(dim) is not int or any(type(x) is not Value for x in tensors):
         return None
     first, total = tensors[0].layout, 0
-    if not -len(first.size) <= dim < len(first.size):
+    if not first.as_created or not -len(first.size) <= dim < len(first.size):
         return None
     dim %= len(first.size)
-    for x in tensors:
+    for x in tensors:  # the first one decides how the result lies, where it is row-major
         found = x.layout
-        alike = found.as_created and found.dtype is first.dtype and 0 not in found.size
+        alike = found.dtype is first.dtype and 0 not in found.size and len(found.size) == len(first.size)
         if not alike or found.size[:dim] != first.size[:dim] or found.size[dim + 1 :] != first.size[dim + 1 :]:
             return None
         total += found.size[dim]
-    size = (*first.size[:dim], total, *first.size[dim + 1 :])
-    return root_layout(size, contiguous_stride(size), first.dtype)
+    return _in_rows((*first.size[:dim], total, *first.size[dim + 1 :]), first.dtype)
+
+
+def _of_clone(self: Value, memory_format: object = None) -> Layout | None:
+    """Return the type of a copy in rows."""
+    return _in_rows(self.layout.size, self.layout.dtype) if memory_format is torch.contiguous_format else None
+
+
+def _of_mm(self: Value, mat2: Value) -> Layout | None:
+    """Return the type of a product of matrices, however they lie."""
+    a, b = self.layout, mat2.layout
+    alike = len(a.size) == len(b.size) == 2 and a.dtype is b.dtype and a.dtype.is_floating_point
+    if not alike or a.size[1] != b.size[0] or a.dtype.itemsize < 2 or 0 in (*a.size, *b.size):
+        return None
+    return _in_rows((a.size[0], b.size[1]), a.dtype)
+
+
+def _of_addmm(self: Value, mat1: Value, mat2: Value, **factors: object) -> Layout | None:
+    """Return the type of a product of matrices and a sum, however they lie."""
+    product, addend = _of_mm(mat1, mat2), self.layout
+    if product is None or factors or addend.dtype is not product.dtype:
+        return None
+    return product if addend.size in (product.size, product.size[1:]) else None
+
+
+def _in_rows(size: tuple[int, ...], dtype: torch.dtype) -> Layout:
+    return root_layout(size, contiguous_stride(size), dtype)
+
+
+_RULES: dict[OpOverload, Callable[..., Layout | None]] = {
+    aten.addmm.default: _of_addmm,
+    aten.cat.default: _of_cat,
+    aten.clone.default: _of_clone,
+    aten.mm.default: _of_mm,
+}
+"""For frequent ops the type of their result, from the arguments by name; None where torch is to be asked."""
 
 
 def _one_of_each(op: Op, named: dict[str, Arg]) -> tuple[dict[str, Arg], list[int] | None]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from lazytpu.diagnosis import events
@@ -24,6 +26,8 @@ _MOST_INTERPRETED = 1000
 # By the last node of a path and what is wanted: what interprets it, and why its graph was new.
 _interpreted: LeastRecent[object, tuple[Plan, Cause]] = LeastRecent(_MOST_INTERPRETED)
 _causes: LeastRecent[object, Cause] = LeastRecent(_MOST_INTERPRETED)  # by the key of a graph: why it was new
+_MOST_NAMED = 5  # graphs that are new from one line on for which the tensor is named: finding the name takes long
+_named: Counter[tuple[str, int]] = Counter()
 
 
 class Plan:
@@ -88,6 +92,12 @@ def plan_of(
 def forget_interpreted() -> None:
     """Forget what interprets which path, because the paths are forgotten."""
     _interpreted.clear()
+    _named.clear()
+
+
+def _unnamed(value: Value) -> str:
+    """Name no tensor."""
+    return ""
 
 
 def executable_of(
@@ -109,6 +119,11 @@ def executable_of(
         metrics.count("cache_hit")
         return executable
     context = input_origins.context()
+    if executable.interpreted and trace.parted is not None:
+        site = trace.parted[1].site
+        _named[site.file, site.line] += 1
+        if _named[site.file, site.line] > _MOST_NAMED:
+            context = replace(context, describe=_unnamed)
     if unfit is not None:
         cause = cause_of_scalars(unfit.graph, trace.floats, trace.ints)
     else:
