@@ -84,6 +84,7 @@ class _Run:
             contents.get(x) if type(x) is Value else x if type(x) in _PLAIN else replaced(x, self._operand)
             for x in node.args
         ]
+        found: object
         if kernel is draw:
             found = self._drawn(node)
         elif node.kwargs:
