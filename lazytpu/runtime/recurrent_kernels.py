@@ -15,7 +15,7 @@ from torch import Tensor
 from lazytpu.lowering.rules.recurrent_layers import BACKWARD, FORWARD
 from lazytpu.lowering.support import recurrence
 from lazytpu.lowering.support.recurrence import Stack
-from lazytpu.lowering.support.recurrent_cells import State, Step
+from lazytpu.lowering.support.recurrent_cells import New, State, Step
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -41,6 +41,9 @@ class _TorchArrays:
             state, ys = step(state, own)
             made.append(ys)
         return state, [torch.stack(ys) for ys in zip(*(made[::-1] if reverse else made), strict=True)]
+
+    def apart(self, cell: Callable[..., New]) -> Callable[..., New]:
+        return cell
 
     def split(self, x: Tensor, parts: int) -> Sequence[Tensor]:
         return x.chunk(parts, -1)

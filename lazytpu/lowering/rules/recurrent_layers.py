@@ -12,9 +12,11 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers_each, target_platform
 from lazytpu.lowering.support import recurrence
+from lazytpu.lowering.support.calls import apart
 from lazytpu.lowering.support.operands import compute_dtype
 from lazytpu.lowering.support.recurrence import Stack
 from lazytpu.lowering.support.recurrent_cells import CELLS
+from lazytpu.lowering.support.sums import total
 
 library = torch.library.Library("lazytpu", "FRAGMENT")
 _LAYERS = "bool has_biases, int num_layers, bool bidirectional"
@@ -54,7 +56,7 @@ class _JaxArrays:
         return self._dot(grad, x, (rows, rows))
 
     def total(self, grad):
-        return jnp.sum(grad, tuple(range(grad.ndim - 1)))
+        return total(grad, range(grad.ndim - 1))
 
     def loop(self, step, state, xs, reverse):
         return lax.scan(step, state, list(xs), reverse=reverse)
@@ -74,6 +76,7 @@ class _JaxArrays:
     def relu(self, x):
         return jnp.maximum(x, 0)
 
+    apart = staticmethod(apart)
     sigmoid, tanh = staticmethod(lax.logistic), staticmethod(jnp.tanh)
     concatenate, where = staticmethod(jnp.concatenate), staticmethod(jnp.where)
     zeros_like, cumsum = staticmethod(jnp.zeros_like), staticmethod(jnp.cumsum)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from lazytpu.lowering.support.recurrent_cells import CELLS, Array, Arrays, Cell, New, State
 
@@ -169,13 +170,14 @@ def _run(
         of_input = of_input + (weights.biases[0] + weights.biases[1] if cell.shares_gates else weights.biases[0])
     of_input = _spread(m, of_input, packing)
     valid = [] if packing is None else [packing.valid]
+    run_cell = m.apart(partial(cell.forward, m))
 
     def step(state: State, xs: Sequence[Array]) -> New:
         gates, *going_on = xs
         hidden = m.product(state[0], of_hidden)
         if weights.biases and not cell.shares_gates:
             hidden = hidden + weights.biases[1]
-        new, kept = cell.forward(m, gates, hidden, state)
+        new, kept = run_cell(gates, hidden, state)
         if projection is not None:
             new = (m.product(new[0], projection), *new[1:])
         if going_on:
