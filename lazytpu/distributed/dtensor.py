@@ -1,6 +1,10 @@
-"""``distribute_tensor`` and ``parallelize_module``, which split what one rank has: through the host, once for a model.
+"""What DTensor does beside the steps of a training: splits what one rank has, and gathers what all have.
 
-On the device each parameter would be a program of its own, and another one on the rank that sends.
+``distribute_tensor`` and ``parallelize_module`` go through the host, once for a model: on the device each parameter
+would be a program of its own, and another one on the rank that sends.
+
+What is gathered over a part of the ranks is gathered at once.  Often only one rank reads it, which starts what is
+recorded there and not on the others; programs that have different ranks as members would wait for each other.
 """
 
 from __future__ import annotations
@@ -10,7 +14,9 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
+import torch.distributed as dist
 
+from lazytpu.dispatch import exchange
 from lazytpu.distributed.ddp import during, through_host
 from lazytpu.ir.op_schema import Arg
 from lazytpu.torch_backend.after_import import after_import
@@ -18,6 +24,7 @@ from lazytpu.tracing.record import is_device_tensor
 
 Tensor = torch.Tensor
 _MODULE = "torch.distributed.tensor.placement_types"
+_TENSOR, _STATES = "torch.distributed.tensor._api", "torch.distributed._state_dict_utils"
 _SPLIT, _COPY = "_shard_tensor", "_make_replicate_tensor"
 
 
@@ -41,9 +48,43 @@ def _register(module: ModuleType) -> None:
         setattr(replicate, _COPY, classmethod(during(through_host, vars(replicate)[_COPY].__func__)))
 
 
+def _gathered(gather: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that gathers a DTensor, and starts what is recorded if not all ranks take part in it."""
+
+    @functools.wraps(gather)
+    def call(tensor: Arg, *args: Arg, **kwargs: Arg) -> Tensor:
+        found = gather(tensor, *args, **kwargs)
+        mesh = tensor.device_mesh
+        if tensor.dim() and is_device_tensor(found) and (mesh.ndim > 1 or mesh.size() < dist.get_world_size()):
+            exchange.settle()
+        return found
+
+    return call
+
+
+def _gather_whole(module: ModuleType) -> None:
+    tensor: Arg = vars(module)["DTensor"]
+    tensor.full_tensor = _gathered(tensor.full_tensor)
+
+
+def _gather_states(module: ModuleType) -> None:
+    name, of_dtensors = "_iterate_state_dict", 2
+    iterate: Callable[..., Arg] = vars(module)[name]
+
+    @functools.wraps(iterate)
+    def call(*args: Arg, **kwargs: Arg) -> Arg:
+        if len(args) > of_dtensors and not hasattr(args[of_dtensors], "__wrapped__"):
+            args = (*args[:of_dtensors], _gathered(args[of_dtensors]), *args[of_dtensors + 1 :])
+        return iterate(*args, **kwargs)
+
+    setattr(module, name, call)
+
+
 def register() -> None:
-    """Wait for DTensor to be imported."""
+    """Wait for DTensor, and for what gathers states, to be imported."""
     after_import(_MODULE, _register)
+    after_import(_TENSOR, _gather_whole)
+    after_import(_STATES, _gather_states)
 
 
 __all__ = ["register"]

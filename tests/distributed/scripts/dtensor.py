@@ -7,6 +7,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
@@ -246,3 +253,48 @@ def some_ranks(device: Device) -> Any:
         dist.all_reduce(x)
         end_step(device)
     return x
+
+
+class Uneven(nn.Module):
+    """Layers whose sizes do not divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down, self.out = nn.Linear(6, 9), nn.Linear(9, 6), nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x + self.down(self.up(x).relu()))
+
+
+def uneven_parts(device: Device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("data", "model"))
+    net = Uneven().to(device)
+    plan = {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()}
+    fully_shard(parallelize_module(net, mesh["model"], plan), mesh=mesh["data"])
+    return net, torch.optim.AdamW(net.parameters(), 1e-2, foreach=False)
+
+
+@script("FSDP2 x TP: uneven parts, full_tensor read by one rank, whole states saved and loaded (4)")
+def states_of_two_dimensions(device: Device) -> Any:
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    of_first = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    net, optimizer = uneven_parts(device)
+    x = numbers(device, 4, 6)
+    net(x).pow(2).mean().backward()
+    optimizer.step()
+    state, of_optimizer = (
+        get_model_state_dict(net, options=whole),
+        get_optimizer_state_dict(net, optimizer, options=whole),
+    )
+    other, its = uneven_parts(device)
+    set_model_state_dict(other, state, options=of_first)
+    set_optimizer_state_dict(other, its, of_optimizer, options=of_first)
+    other(x).pow(2).mean().backward()
+    its.step()
+    read = []
+    for p in other.parameters():
+        full = p.full_tensor()
+        if dist.get_rank() == 0:
+            read.append(full.tolist())
+    return [p.full_tensor() for p in other.parameters()], [round(v, 3) for v in read[-1]] if read else []
