@@ -14,6 +14,7 @@ from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.matmul import product
 from lazytpu.lowering.rules.random_numbers import mask
 from lazytpu.lowering.support import attention_blocks as blocks
+from lazytpu.lowering.support.maxima import shift
 from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
@@ -101,7 +102,7 @@ def _some_keys(bias, keys):
 
 def _at_once(q, k, v, bias, rng, dropout_p, is_causal, scale, first=0):
     scores = _masked_scores(q, k, bias, is_causal, scale, first)
-    top = jnp.max(scores, -1, keepdims=True, initial=-jnp.inf)
+    top = shift(scores, -1, keepdims=True)
     weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0, top))
     total = jnp.sum(weights, -1, keepdims=True)
     logs = (jnp.log(total) + top)[..., 0]

@@ -15,6 +15,7 @@ from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.shape import axis_of
 from lazytpu.lowering.support import sums
 from lazytpu.lowering.support.complex_functions import exp
+from lazytpu.lowering.support.maxima import shift
 from lazytpu.lowering.support.operands import cast, quotient
 
 aten = torch.ops.aten
@@ -241,7 +242,7 @@ def logsumexp(out, x, dim, keepdim=False):
     x = lax.convert_element_type(x, wide(out.dtype))
     if x.size == 0:
         return _finish(out, lax.log(lax.reduce_sum(x, axes)))
-    top = lax.reduce_max(lax.real(x) if jnp.iscomplexobj(x) else x, axes)
+    top = shift(lax.real(x) if jnp.iscomplexobj(x) else x, axes)
     top = jnp.where(jnp.abs(top) == jnp.inf, jnp.zeros((), top.dtype), top)
     total = lax.reduce_sum(lax.exp(x - jnp.broadcast_to(keep(top, axes), x.shape)), axes)
     return _finish(out, lax.log(total) + top)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import torch
 
 from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.support.maxima import shift
 from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
@@ -17,7 +18,7 @@ def _sum(x, dim):
 def _shifted(x, dim, dtype):
     """Return ``x - max(x)`` along ``dim`` in ``dtype``."""
     x = x.astype(dtype if x.size else jnp.float32)  # the CPU takes any dtype where there is nothing to compute
-    return x - jnp.max(x, dim, keepdims=True, initial=-jnp.inf) if x.ndim else x - x
+    return x - shift(x, dim, keepdims=True) if x.ndim else x - x
 
 
 @lowers(aten._softmax.default)
