@@ -2,8 +2,9 @@
 
 On CPUs a graph is interpreted until it comes for the ``config.compile_after``-th time, as a training step does.  One
 that returns after more than eight other graphs were interpreted is one of many, as each length of a text is: compiling
-all of them takes minutes, so such a return counts an eighth.  What decides is a count, never a clock, so a program does
-the same in each run with the same disk cache.
+all of them takes minutes, so such a return counts an eighth.  So may one of a very large graph, as of a text that was
+written without a read: XLA took two minutes for thousands of ops that are interpreted in two seconds.  What decides is
+a count, never a clock, so a program does the same in each run with the same disk cache.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from lazytpu.runtime.least_recent import LeastRecent
 _MOST_SEEN = 10_000
 _NEARBY = 8
 _MOST_ELEMENTS = 1 << 30  # of a value: an expanded tensor takes no memory, but hours to go through one by one
+_LARGE = 2000  # ops; the time to compile more grows with their square
 _FAR_RETURNS = 8  # of a graph that count as one: compiling takes some ten times as long as interpreting
 
 
@@ -57,7 +59,8 @@ def interpret_again(graph: Graph) -> bool:
     if seen is None:
         _seen.keep(graph.key, seen := _Seen(0, _runs[0]))
     near = _runs[0] - seen.last <= _NEARBY
-    seen.eighths += _FAR_RETURNS if near else 1
+    larger = max(1.0, len(graph.nodes) / _LARGE)
+    seen.eighths += max(1, int(_FAR_RETURNS / larger**2)) if near else 1
     if seen.eighths >= _FAR_RETURNS * config.compile_after and not background.is_compiling(graph):
         return False
     _runs[0] += 1

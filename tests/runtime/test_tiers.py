@@ -299,6 +299,18 @@ def test_batches_of_many_sizes_compile_nothing(device: torch.device) -> None:
     assert counts("compile") == (0,)
 
 
+def test_a_very_large_graph_is_compiled_later(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "_LARGE", 4)
+    seen = []
+    for _ in range(9):
+        x = torch.ones(2).to(device)
+        for _ in range(8):  # twice as many ops: a return counts a quarter
+            x = x.sin()
+        x.cpu()
+        seen.append(counts())
+    assert seen[5:] == [(6, 0), (7, 0), (7, 1), (7, 1)]
+
+
 def test_whole_functions_are_compiled_at_once(device: torch.device) -> None:
     x = torch.arange(4.0).to(device)
     assert lazytpu.jit(lambda a: a.exp().sum())(x).item() == pytest.approx(x.cpu().exp().sum().item())
