@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.support.processes import run_code
-from tests.support.worlds import run_world
+from tests.support.processes import start_code
+from tests.support.worlds import run_world, start_world
 
 PROGRAM = """
     import json, sys
@@ -100,8 +100,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(kept: Path) -> list[dict[str, Any]]:
     """What one process of eight devices found, and each of two of four."""
-    alone = run_code(PROGRAM, kept / "alone.pt", XLA_FLAGS=flags(8), **SETTINGS)
-    done = [alone, *run_world(PROGRAM, 2, kept / "both.pt", XLA_FLAGS=flags(4), **SETTINGS)]
+    alone = start_code(PROGRAM, kept / "alone.pt", XLA_FLAGS=flags(8), **SETTINGS)
+    both = start_world(PROGRAM, 2, kept / "both.pt", XLA_FLAGS=flags(4), **SETTINGS)
+    done = [running.wait() for running in (alone, *both)]
     assert all(d.returncode == 0 for d in done), "\n".join(d.stderr for d in done)
     assert all(len(d.stdout.splitlines()) == 1 for d in done), "Gloo writes to the standard output"
     return [json.loads(d.stdout) for d in done]
