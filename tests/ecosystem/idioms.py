@@ -220,7 +220,43 @@ def pictures(device: torch.device) -> Numbers:
     }  # fmt: skip
 
 
+class _Writer(nn.Module):
+    """A small decoder as tutorials write it: heads in a loop, dropout, no cache."""
+
+    def __init__(self, words: int = 32, width: int = 32, length: int = 24) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 64, dropout=0.1, activation="gelu", batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.last, self.length = nn.Linear(width, words), length
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device)
+        out: torch.Tensor = self.last(self.layers(hidden, mask=mask, is_causal=True))
+        return out
+
+
+def texts(device: torch.device) -> Numbers:
+    """Write texts word by word without a cache and without a read: greedily twice, and drawn while dropout is on."""
+    torch.manual_seed(0)
+    model = _Writer().to(device).eval()
+    found: dict[str, float] = {}
+    with torch.no_grad():
+        for name in ("greedy", "greedy again", "drawn"):
+            model.train(name == "drawn")
+            ids = torch.ones(1, 1, dtype=torch.long, device=device)
+            for _ in range(40):
+                scores = model(ids[:, -model.length :])[:, -1]
+                drawn_word = torch.multinomial(scores.softmax(-1), 1)
+                word = drawn_word if name == "drawn" else scores.argmax(-1, keepdim=True)
+                ids = torch.cat([ids, word], 1)
+            found[name] = float(ids.shape[1] if name == "drawn" else (ids[0] * torch.arange(41, device=device)).sum())
+    return found
+
+
 LIBRARIES = [
+    Library("torch", "texts written word by word, without a cache", texts),
     Library("torch", "a WGAN with a penalty on gradients", adversaries, rtol=1e-3),
     Library("torch", "L-BFGS, with and without a line search", search, rtol=2e-2),
     Library("torch", "torch.func: ensembles, gradients of samples, Hessians, MAML", functions, rtol=1e-3),
