@@ -26,6 +26,7 @@ from lazytpu.tracing.sample_tensors import sample_in_storage
 from lazytpu.tracing.transaction import Transaction
 
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+COMPOSED = torch._C.DispatchKeySet(torch._C.DispatchKey.VE)  # a device without kernels of its own, not even in Python
 Kernel = Callable[..., object]
 _AS_STRIDED = op_of(aten.as_strided.default)
 
@@ -63,6 +64,7 @@ def call_meta(overload: OpOverload, args: Sequence[object], kwargs: dict[str, ob
 def functional(overload: OpOverload) -> Kernel:
     """Return the kernel of an op that makes new tensors."""
     op = op_of(overload)
+    lists = overload._schema.name.startswith("aten::_foreach")
 
     def kernel(*args: object, **kwargs: object) -> object:
         try:
@@ -70,6 +72,8 @@ def functional(overload: OpOverload) -> Kernel:
         except MixedDevicesError:
             if on_other_device(args, kwargs):
                 return call_meta(overload, args, kwargs)
+            if lists:  # tensors of several devices: one after the other
+                return overload.redispatch(COMPOSED, *args, **kwargs)
             raise
 
     return kernel
@@ -200,7 +204,7 @@ def in_place(overload: OpOverload, variant: OpOverload) -> Kernel:
             with lock:
                 if may_alias(targets, flat([bound[i] for i in read]), pointwise=pointwise):
                     if lists:  # torch's composition of it writes one tensor after the other, as eager does
-                        return overload.redispatch(META, *args, **kwargs)
+                        return overload.redispatch(COMPOSED, *args, **kwargs)
                     check_overlap(overload, args, kwargs)
                 cells = [cell_of(target) for target in targets]
                 transaction = Transaction(held=cells)
@@ -214,7 +218,7 @@ def in_place(overload: OpOverload, variant: OpOverload) -> Kernel:
             if on_other_device(args, kwargs):
                 return call_meta(overload, args, kwargs)
             if lists:  # tensors of several devices: one after the other
-                return overload.redispatch(META, *args, **kwargs)
+                return overload.redispatch(COMPOSED, *args, **kwargs)
             raise
         if returned == 0:
             return None

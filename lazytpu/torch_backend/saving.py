@@ -266,9 +266,19 @@ def _to_dlpack(tensor: torch.Tensor) -> object:
     return torch._C._to_dlpack(tensor)
 
 
+_is_plain_storage = torch.is_storage
+
+
+def _is_storage(obj: object, /) -> bool:
+    """``torch.is_storage``, by which torch.save knows what to write as contents; it compares types."""
+    return type(obj) is LazyStorage or _is_plain_storage(obj)
+
+
 def register() -> None:
     """Teach torch and multiprocessing to save, load, copy and send device tensors."""
     LazyTensor.storage_class = LazyStorage
+    LazyStorage.__name__ = torch.UntypedStorage.__name__  # under which torch saves it
+    vars(torch)["is_storage"] = _is_storage
     setattr(torch.UntypedStorage, LazyTensor.device_type, to_storage)
     torch.serialization.register_package(9, _location, _restore)
     ForkingPickler.register(LazyTensor, _send)

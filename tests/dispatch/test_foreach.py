@@ -91,3 +91,27 @@ def test_wrong_lists_change_nothing(device: torch.device) -> None:
         assert type(ours.value) is type(theirs.value)
     for a, b in zip(state["p"], lists("cpu")["p"], strict=True):
         assert torch.equal(a.cpu(), b)
+
+
+NEW_LISTS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: torch._foreach_add(a, b, alpha=2),
+    "mul by a number": lambda a, b: torch._foreach_mul(a, 2.0),
+    "addcmul": lambda a, b: torch._foreach_addcmul(a, b, b, 0.5),
+    "norm": lambda a, b: torch._foreach_norm(a),
+    "norm of another order": lambda a, b: torch._foreach_norm(a, 1),
+    "max": lambda a, b: torch._foreach_max(a),
+    "pow": lambda a, b: torch._foreach_pow(b, [1.0, 2.0]),
+    "the norm of all": lambda a, b: [torch.nn.utils.get_total_norm(a)],
+}
+
+
+@pytest.mark.parametrize("name", NEW_LISTS)
+def test_new_lists_of_tensors_on_several_devices(device: torch.device, name: str) -> None:
+    def run(where: Any) -> list[torch.Tensor]:
+        a = [torch.arange(-3.0, 0).to(where), torch.ones(2) * 3]
+        found: list[torch.Tensor] = list(NEW_LISTS[name](a, [t + 5 for t in a]))
+        return found
+
+    got, want = run(device), run("cpu")
+    assert [t.device.type for t in got] == [device.type, "cpu"][: len(got)]
+    assert [t.tolist() for t in got] == [t.tolist() for t in want]

@@ -258,6 +258,24 @@ SPECIAL: dict[str, Case] = {
     "zeta": lambda d: torch.special.zeta(torch.tensor(ZETA, device=d)[:, None], torch.tensor(ZETA, device=d)),
     "zeta of numbers": lambda d: [torch.special.zeta(torch.tensor(ZETA, device=d), q) for q in (0.5, 1.0, -2.0, nan)],
     "pow of roots": lambda d: [edges(d, t) ** n for t in FLOATS for n in (2.5, 0.5, -0.5, -1, 0, 3.5)],
+    "close ctc losses without labels": lambda d: [
+        F.ctc_loss(torch.linspace(-3, -1, 36).view(4, 3, 3).to(d), torch.ones(3, 2).long().to(d), (4, 3, 2), few)
+        for few in ((0, 0, 0), (0, 1, 0))
+    ],
+    "bags that end before the indices do": lambda d: [
+        F.embedding_bag(
+            torch.tensor([0, 1, 1, 3, 2]).to(d),
+            torch.arange(1.0, 5, dtype=t)[:, None].to(d),
+            torch.tensor(offsets).to(d),
+            mode=mode,
+            include_last_offset=True,
+            padding_idx=padding,
+        )
+        for offsets in ([0, 0, 3], [0, 2, 5])
+        for mode in ("sum", "mean", "max")
+        for padding in (None, 1)
+        for t in (torch.float32, torch.float64, torch.bfloat16)
+    ],
     "products times zero": lambda d: [
         f(x, x, x, beta=beta, alpha=alpha)
         for x in (
@@ -271,7 +289,7 @@ SPECIAL: dict[str, Case] = {
 }
 CASES = dict(cases())
 # XLA's power function, and long sums in another order, are not the CPU's to the last bit.
-CLOSE = ("zeta", "pow of", "half softmax", "half sums", "sqrt")
+CLOSE = ("zeta", "close", "pow of", "half softmax", "half sums", "sqrt")
 # Which zero is the greater one is not said, and the CPU's vectors and scalars differ about it.
 SIGNLESS = ("max", "min", "fmax", "fmin", "amax", "amin", "cummax", "cummin", "relu", "clamp", "ties")
 

@@ -108,6 +108,17 @@ def test_what_shared_memory_shares_it_again(where):
     assert loaded["float32"].untyped_storage().data_ptr() == loaded["row"].untyped_storage().data_ptr()
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_storage_is_saved_as_one(device, weights_only):
+    x = torch.arange(3.0, device=device).view(torch.uint8)
+    assert torch.is_storage(x.untyped_storage()) and not torch.is_storage(x)
+    loaded = torch.load(saved({"x": x, "storage": x.untyped_storage()}), weights_only=weights_only)
+    assert loaded["storage"].device == x.device and loaded["storage"].tolist() == x.tolist()
+    loaded["x"].zero_()
+    assert loaded["storage"].tolist() == [0] * 12
+
+
 def test_a_loaded_tensor_is_a_whole_storage(device):
     """So ops on it take the short way, without a view."""
     loaded = torch.load(saved(nn.Linear(3, 2, device=device).state_dict()))

@@ -30,14 +30,14 @@ def _inputs(log_probs, targets, input_lengths, target_lengths, blank, count):
     lengths, target_lengths = (jnp.asarray(n, jnp.int32).reshape(-1) for n in (input_lengths, target_lengths))
     states = _states(targets, target_lengths, blank, batch, count)
     emitted = jnp.take_along_axis(log_probs, jnp.broadcast_to(states, (len(log_probs), batch, count)), 2, mode="clip")
-    jumps = jnp.pad(states[:, 2:] != states[:, :-2], ((0, 0), (2, 0)))
+    jumps = jnp.pad(states[:, 2:] != states[:, :-2], ((0, 0), (2, 0)))[:, :count]
     return log_probs, emitted, states, jumps, lengths, target_lengths
 
 
 def _shifted(x, by):
     """Return ``x`` [batch, state] moved ``by`` states up (or down), with log 0 moving in."""
-    low = jnp.full((x.shape[0], abs(by)), -jnp.inf, x.dtype)
-    return jnp.concatenate([low, x[:, :-by]] if by > 0 else [x[:, -by:], low], 1)[:, : x.shape[1]]
+    low = jnp.full((x.shape[0], min(abs(by), x.shape[1])), -jnp.inf, x.dtype)  # one state has none beside it
+    return jnp.concatenate([low, x[:, :-by]] if by > 0 else [x[:, -by:], low], 1)
 
 
 def _log_sum(*xs):
@@ -91,7 +91,7 @@ def ctc_loss_backward(
     state = jnp.arange(count)
     inside = state <= 2 * target_lengths[:, None]
     final = inside & (state >= 2 * target_lengths[:, None] - 1)
-    leaves = jnp.pad(jumps[:, 2:], ((0, 0), (0, 2)))
+    leaves = jnp.pad(jumps[:, 2:], ((0, 0), (0, 2)))[:, :count]
 
     def step(beta, now):
         emission, t = now

@@ -146,6 +146,8 @@ def embedding_bag(
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[:, None].astype(wide)
     if mode != _MAX:
+        if include_last_offset and weight.dtype != jnp.float64 and padding_idx < 0:  # else eager ignores it, too
+            at = jnp.where(jnp.arange(indices.shape[0]) < offsets[-1], at, bags)
         result = write(jnp.zeros((bags, width), wide), [0], [at], rows, "sum")
         if mode == _MEAN:
             result = result / jnp.maximum(sizes, 1)[:, None].astype(wide)
