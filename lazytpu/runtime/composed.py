@@ -52,7 +52,7 @@ def _attention(
     rng: None = None,
 ) -> _Results:
     """Compute attention without dropout, and where that is free the logarithms of the sums of its rows."""
-    if _has_flash(query, key, value):
+    if _has_flash(query, key, value, bias):
         found, sums = _flash(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale)
         return [found, sums.contiguous() if sums.dtype == torch.float32 else None, *[None] * 7]
     grouped = query.shape[-3] != key.shape[-3]
@@ -80,7 +80,8 @@ def _attention_backward(
     """
     if query.dtype == torch.float64:
         result = sums = None  # torch keeps float32 of these
-    if _has_flash(query, key, value) and not wanted[3]:
+    if _has_flash(query, key, value, bias) and not wanted[3]:
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         if result is None or sums is None:
             result, sums = _flash(query, key, value, 0.0, bool(rest[-3]), attn_mask=bias, scale=scale)
         given = grad, query, key, value, result, sums, 0.0, bool(rest[-3])
@@ -121,8 +122,10 @@ _flash = aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def _has_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether the kernel that holds few scores at a time takes these, as torch asks."""
+def _has_flash(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> bool:
+    """Return whether the kernel that holds few scores at a time takes these, as torch asks: it does not ask itself."""
+    if any(x is not None and x.stride(-1) != 1 for x in (query, key, value, bias)):
+        return False
     sizes = {x.shape[-1] for x in (query, key, value)}
     heads = {x.shape[1] for x in (query, key, value)} if query.ndim == 4 else {0, 1}
     return len(sizes) == len(heads) == 1 and all(x.is_floating_point() and x.numel() for x in (query, key, value))

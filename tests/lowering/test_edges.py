@@ -262,6 +262,13 @@ SPECIAL: dict[str, Case] = {
         F.ctc_loss(torch.linspace(-3, -1, 36).view(4, 3, 3).to(d), torch.ones(3, 2).long().to(d), (4, 3, 2), few)
         for few in ((0, 0, 0), (0, 1, 0))
     ],
+    "close ctc gradients of losses without end": lambda d: [
+        gradient(
+            lambda x, z=z: F.ctc_loss(x, torch.ones(3, 2).long().to(x.device), (4, 3, 2), (2, 2, 2), zero_infinity=z),
+            torch.linspace(-3, -1, 36).view(4, 3, 3).to(d),
+        )
+        for z in (False, True)
+    ],
     "bags that end before the indices do": lambda d: [
         F.embedding_bag(
             torch.tensor([0, 1, 1, 3, 2]).to(d),

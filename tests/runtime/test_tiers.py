@@ -341,3 +341,26 @@ def test_an_error_of_a_rule_leaves_tensors_as_they_were(device: torch.device, mo
         y.cpu()
     del y
     assert x.tolist() == [1.0] * 3
+
+
+ROWS_WITH_GAPS: dict[str, Callable[[Any], tuple[torch.Tensor, ...]]] = {
+    "query": lambda b: (b[..., ::2], b[..., :8], b[..., 8:]),
+    "key and value": lambda b: (b[..., :8], b[..., ::2], b[..., 1::2]),
+    "key": lambda b: (b[..., :8], b[..., 8:].mT.contiguous().mT, b[..., 8:]),
+    "mask": lambda b: (b[..., :8], b[..., 8:], b[..., :8], b[0, 0, :, :12][:, ::2]),
+    "mask of one key": lambda b: (b[..., :8], b[..., 8:], b[..., :8], b[:1, :1, :, :1]),
+}
+
+
+@pytest.mark.parametrize("gaps", ROWS_WITH_GAPS)
+def test_attention_of_rows_with_gaps(device: torch.device, gaps: str) -> None:
+    def run(where: Any) -> list[torch.Tensor]:
+        given = [x.detach() for x in ROWS_WITH_GAPS[gaps](torch.linspace(-2, 2, 768).sin().view(2, 4, 6, 16).to(where))]
+        q, k, v, *mask = [x.requires_grad_(n < 3) for n, x in enumerate(given)]
+        y = F.scaled_dot_product_attention(q, k, v, *mask)
+        return [y, *torch.autograd.grad(y, (q, k, v), torch.linspace(-1, 1, 768).view(2, 4, 6, 16).to(where)[..., ::2])]
+
+    got, want = [x.cpu() for x in run(device)], run("cpu")
+    assert counts("interpret")[0] > 0
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w)

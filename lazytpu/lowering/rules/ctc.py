@@ -111,6 +111,8 @@ def ctc_loss_backward(
     paths = jnp.zeros(log_probs.shape, log_probs.dtype).at[:, rows, states].add(jnp.exp(both - top))
     nll = nll.reshape(1, batch, 1)
     result = jnp.exp(log_probs) - jnp.where(paths > 0, jnp.exp(jnp.log(paths) + top + nll - log_probs), 0)
+    if not zero_infinity:
+        result = jnp.where(nll == jnp.inf, jnp.nan, result)
     result = result * grad.reshape(1, batch, 1)
     result = jnp.where((jnp.arange(times)[:, None] < lengths)[:, :, None], result, 0)
     if zero_infinity:

@@ -1,0 +1,46 @@
+"""End daemon threads that work with tensors before the interpreter does.
+
+Python before 3.14 ends a daemon thread where it next asks for the interpreter's lock.  Inside C++ of torch or XLA that
+is an abort of the process, whatever its exit status would have been; in the middle of an import it is a traceback.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+import threading
+import time
+from types import FrameType
+
+_AT_MOST_S, _BETWEEN_S = 5.0, 0.05
+_WAITS = {threading.__file__, *(getattr(sys.modules.get(name), "__file__", None) for name in ("queue", "selectors"))}
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+
+def register() -> None:
+    """Do so at the end of this process, before what was imported earlier, such as jax, ends itself."""
+    if sys.version_info < (3, 14):
+        atexit.register(_end_threads)
+
+
+def _end_threads() -> None:
+    """Raise SystemExit, which ends a thread silently, in those that work, and wait for them."""
+    frames = sys._current_frames()
+    working = [t for t in threading.enumerate() if t.daemon and _works(t, frames.get(t.ident or 0))]
+    deadline = time.monotonic() + _AT_MOST_S
+    while working and time.monotonic() < deadline:  # more than once: a bare `except` or a callback may swallow it
+        for thread in working:
+            _raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        working[0].join(_BETWEEN_S)
+        working = [thread for thread in working if thread.is_alive()]
+
+
+def _works(thread: threading.Thread, frame: FrameType | None) -> bool:
+    """Return whether a thread of the user's runs code that has torch, and does not just wait for another one."""
+    ours = thread is threading.current_thread() or thread.name.startswith("lazytpu-")
+    if ours or isinstance(thread, threading._DummyThread) or frame is None or frame.f_code.co_filename in _WAITS:
+        return False
+    while frame is not None and "torch" not in frame.f_globals:
+        frame = frame.f_back
+    return frame is not None
