@@ -103,3 +103,19 @@ def test_a_sum_has_what_is_not_finite():
     (right,), (result,) = _both(lambda x: (x.sum((0, 1)),), x)
     assert torch.equal(right.float().isnan(), result.isnan())
     assert torch.equal(right.float().nan_to_num(0), result.nan_to_num(0))
+
+
+@pytest.mark.parametrize("shape", [(64, 48), (3, 40, 7, 6), (5000, 9), (6, 5000), (2, 3, 4)])
+@pytest.mark.parametrize("norm", [F.layer_norm, F.rms_norm])
+def test_normalized_rows_and_their_gradients(shape, norm):
+    size = shape[2:] if len(shape) == 4 else shape[-1:]
+
+    def step(x, *of_parts):
+        parts = [p.requires_grad_() for p in (x, *of_parts)]
+        y = norm(x, size, *parts[1:])
+        return [y, *_gradients(y, parts)]
+
+    torch.manual_seed(0)
+    parts = [torch.randn(size) for _ in range(2 if norm is F.layer_norm else 1)]
+    _close(*_both(step, torch.randn(shape) + 3, *parts), tolerance=1e-5)
+    _close(*_both(lambda x: [norm(x, size)], torch.randn(shape)))

@@ -1,24 +1,24 @@
 """Layer, group, batch and RMS normalization with their gradients; statistics in float32 for half precision."""
 
+import math
+from functools import partial
+
 import jax.numpy as jnp
 import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.support import sums
+from lazytpu.lowering.support.calls import apart
 from lazytpu.lowering.support.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
 
 
-def _mean(x, dims):
-    return jnp.mean(x, dims, keepdims=True)
-
-
-def _moments(x, dims, mean):
+def _moments(x, dims):
     """Return mean and (biased) variance over ``dims``, which stay as dimensions of size one."""
-    centre = mean(x, dims)
-    return centre, mean(lax.square(x - centre), dims)
+    centre = sums.mean(x, dims)
+    return centre, sums.mean(lax.square(x - centre), dims)
 
 
 def _affine(x, weight, bias, shape):
@@ -28,46 +28,61 @@ def _affine(x, weight, bias, shape):
     return x if bias is None else x + bias.astype(x.dtype).reshape(shape)
 
 
-def _normalized_gradient(grad, xhat, rstd, dims, mean):
+def _normalized_gradient(grad, xhat, rstd, dims):
     """Return the gradient through ``xhat = (x - mean) * rstd``, whose statistics are over ``dims``."""
-    return rstd * (grad - mean(grad, dims) - xhat * mean(grad * xhat, dims))
+    return rstd * (grad - sums.mean(grad, dims) - xhat * sums.mean(grad * xhat, dims))
 
 
 @lowers(aten.native_layer_norm.default, dynamic="eps")
 def native_layer_norm(out, x, normalized_shape, weight, bias, eps):
     dtype = compute_dtype(x.dtype)
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
-    x = x.astype(dtype)
-    mean, variance = _moments(x, dims, _mean)
-    rstd = lax.rsqrt(variance + jnp.asarray(eps, dtype))
-    y = _affine((x - mean) * rstd, weight, bias, normalized_shape)
-    results = y, mean, rstd
+    weight, bias = (None if p is None else p.astype(dtype) for p in (weight, bias))
+    results = apart(partial(_layer_norm, dims))(x.astype(dtype), weight, bias, jnp.asarray(eps, dtype))
     return tuple(r.reshape(o.shape).astype(o.dtype) for r, o in zip(results, out, strict=True))
+
+
+def _layer_norm(dims, x, weight, bias, eps):
+    """Return what is normalized over the last ``dims``, the means and the inverses of the standard deviations.
+
+    Apart from what surrounds it: ``x`` is in memory then, so the sums can be products (see `sums.total`).
+    """
+    mean, variance = _moments(x, dims)
+    rstd = lax.rsqrt(variance + eps)
+    return _affine((x - mean) * rstd, weight, bias, x.shape[dims[0] :]), mean, rstd
 
 
 @lowers(aten.native_layer_norm_backward.default)
 def native_layer_norm_backward(out, grad, x, normalized_shape, mean, rstd, weight, bias, output_mask):
     dtype = compute_dtype(x.dtype)
     lead = x.ndim - len(normalized_shape)
-    dims, rows = tuple(range(lead, x.ndim)), tuple(range(lead))
     stat = (*x.shape[:lead], *[1] * len(normalized_shape))
-    grad, mean, rstd = grad.astype(dtype), mean.astype(dtype).reshape(stat), rstd.astype(dtype).reshape(stat)
-    xhat = (x.astype(dtype) - mean) * rstd
-    dx, dw, db = out
-    return (
-        _normalized_gradient(_affine(grad, weight, None, normalized_shape), xhat, rstd, dims, _mean).astype(dx.dtype)
-        if output_mask[0]
-        else None,
-        jnp.sum(grad * xhat, rows).astype(dw.dtype) if output_mask[1] and dw is not None else None,
-        jnp.sum(grad, rows).astype(db.dtype) if output_mask[2] and db is not None else None,
-    )
+    mean, rstd = mean.astype(dtype).reshape(stat), rstd.astype(dtype).reshape(stat)
+    weight = None if weight is None else weight.astype(dtype)
+    wanted = tuple(mask and o is not None for mask, o in zip(output_mask, out, strict=True))
+    gradients = apart(partial(_layer_norm_gradients, lead, wanted))
+    results = iter(gradients(grad.astype(dtype), x.astype(dtype), mean, rstd, weight))
+    return tuple(next(results).astype(o.dtype) if w else None for w, o in zip(wanted, out, strict=True))
+
+
+def _layer_norm_gradients(lead, wanted, grad, x, mean, rstd, weight):
+    """Return those gradients of the input, the weight and the bias that are ``wanted``."""
+    rows, dims = tuple(range(lead)), tuple(range(lead, x.ndim))
+    xhat = (x - mean) * rstd
+    scaled = grad * xhat
+    results = []
+    if wanted[0]:
+        size = math.prod(x.shape[lead:])
+        of_grad, of_scaled = (sums.weighted(a, weight, dims) / size for a in (grad, scaled))
+        results.append(rstd * (_affine(grad, weight, None, x.shape[lead:]) - of_grad - xhat * of_scaled))
+    return results + [sums.total(a, rows) for a, w in zip((scaled, grad), wanted[1:], strict=True) if w]
 
 
 @lowers(aten.native_group_norm.default, dynamic="eps")
 def native_group_norm(out, x, weight, bias, N, C, HxW, group, eps):
     dtype = compute_dtype(x.dtype)
     grouped = x.astype(dtype).reshape(N, group, C // group, HxW)
-    mean, variance = _moments(grouped, (2, 3), sums.mean)
+    mean, variance = _moments(grouped, (2, 3))
     rstd = lax.rsqrt(variance + jnp.asarray(eps, dtype))
     y = _affine(((grouped - mean) * rstd), weight, bias, (1, group, C // group, 1))
     results = y, mean, rstd
@@ -83,7 +98,7 @@ def native_group_norm_backward(out, grad, x, mean, rstd, weight, N, C, HxW, grou
     xhat = (x - mean) * rstd
     dx, dw, db = out
     return (
-        _normalized_gradient(_affine(grad, weight, None, channels), xhat, rstd, (2, 3), sums.mean)
+        _normalized_gradient(_affine(grad, weight, None, channels), xhat, rstd, (2, 3))
         .reshape(dx.shape)
         .astype(dx.dtype)
         if output_mask[0]
@@ -108,7 +123,7 @@ def _batch_norm(out, x, weight, bias, running_mean, running_var, training, momen
     dims, channels = (0, *range(2, x.ndim)), _channels(x)
     wide = x.astype(dtype)
     if training:
-        mean, variance = _moments(wide, dims, sums.mean)
+        mean, variance = _moments(wide, dims)
     else:
         mean, variance = running_mean.astype(dtype).reshape(channels), running_var.astype(dtype).reshape(channels)
     rstd = 1 / jnp.sqrt(variance + jnp.asarray(eps, dtype))
@@ -210,10 +225,14 @@ def _rms_dims(x, normalized_shape):
 def rms_norm(out, x, normalized_shape, weight, eps):
     dtype = compute_dtype(x.dtype)
     eps = jnp.finfo(dtype).eps if eps is None else jnp.asarray(eps, dtype)
-    wide = x.astype(dtype)
-    rstd = lax.rsqrt(jnp.mean(lax.square(wide), _rms_dims(x, normalized_shape), keepdims=True) + eps)
-    y = _affine(wide * rstd, weight, None, normalized_shape)
+    y, rstd = apart(partial(_rms_norm, _rms_dims(x, normalized_shape)))(x.astype(dtype), weight, eps)
     return y.astype(out[0].dtype), rstd.reshape(out[1].shape).astype(out[1].dtype)
+
+
+def _rms_norm(dims, x, weight, eps):
+    """Return what is normalized over the last ``dims``, and the inverses of the roots, apart as in `_layer_norm`."""
+    rstd = lax.rsqrt(sums.mean(lax.square(x), dims) + eps)
+    return _affine(x * rstd, weight, None, x.shape[dims[0] :]), rstd
 
 
 @lowers(aten._fused_rms_norm_backward.default)
@@ -221,14 +240,20 @@ def rms_norm_backward(out, grad, x, normalized_shape, rstd, weight, output_mask)
     dtype = compute_dtype(x.dtype)
     dims = _rms_dims(x, normalized_shape)
     grad, rstd = grad.astype(dtype), rstd.astype(dtype).reshape(*x.shape[: dims[0]], *[1] * len(dims))
-    xhat, scaled = x.astype(dtype) * rstd, _affine(grad, weight, None, normalized_shape)
-    dx = dw = None
-    if output_mask[0]:
-        dx = rstd * (scaled - xhat * jnp.mean(scaled * xhat, dims, keepdims=True))
-        dx = dx.astype(out[0].dtype)
-    if output_mask[1] and out[1] is not None:
-        dw = jnp.sum(grad * xhat, tuple(range(dims[0]))).astype(out[1].dtype)
-    return dx, dw
+    wanted = tuple(mask and o is not None for mask, o in zip(output_mask, out, strict=True))
+    results = iter(apart(partial(_rms_norm_gradients, dims, wanted))(grad, x.astype(dtype), rstd, weight))
+    return tuple(next(results).astype(o.dtype) if w else None for w, o in zip(wanted, out, strict=True))
+
+
+def _rms_norm_gradients(dims, wanted, grad, x, rstd, weight):
+    """Return those gradients of the input and the weight that are ``wanted``."""
+    xhat = x * rstd
+    scaled = grad * xhat
+    results = []
+    if wanted[0]:
+        of_scaled = sums.weighted(scaled, weight, dims) / math.prod(x.shape[d] for d in dims)
+        results.append(rstd * (_affine(grad, weight, None, x.shape[dims[0] :]) - xhat * of_scaled))
+    return results + ([sums.total(scaled, tuple(range(dims[0])))] if wanted[1] else [])
 
 
 def _other_dims(x, dim):

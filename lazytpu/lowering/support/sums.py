@@ -31,9 +31,25 @@ def mean(x, axes):
     return total(x, axes, keepdims=True) / math.prod(x.shape[a] for a in axes)
 
 
+def weighted(x, weight, axes):
+    """Return the sum of ``x * weight`` over the last axes, which stay as dimensions of size one; None weighs all alike.
+
+    Right where `total` is.
+    """
+    terms = math.prod(x.shape[a] for a in axes)
+    if weight is None or not _may_be_product(x) or not _SHORTEST <= terms <= _LONGEST:
+        return total(x if weight is None else x * weight, axes, keepdims=True)
+    sums = lax.dot(x.reshape(-1, terms), weight.reshape(terms), precision="highest")
+    return sums.reshape(*x.shape[: axes[0]], *[1] * len(axes))
+
+
+def _may_be_product(x):
+    return on_one_cpu() and x.dtype in (jnp.float32, jnp.float64) and x.size >= _LEAST
+
+
 def _product_with_ones(x, axes):
     """Return the sum as a product, or None where XLA's loop is as good."""
-    if not (on_one_cpu() and x.dtype in (jnp.float32, jnp.float64) and x.size >= _LEAST and axes):
+    if not (_may_be_product(x) and axes):
         return None
     kept = [i for i in range(x.ndim) if i not in axes]
     last = tuple(i for i in axes if not kept or i > kept[-1])
