@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,28 @@ from lazytpu.runtime import compiler
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that slow.txt lists as slow."""
+    """Mark the tests that slow.txt lists as slow, and skip those that newer.txt lists for a newer torch or jax."""
     here = Path(__file__).parent
-    lines = (here / "slow.txt").read_text(encoding="utf-8").splitlines()
-    slow = {line for line in lines if not line.startswith("#")}
+    slow = {line for line, *_ in _listed("slow.txt")}
+    newer = {name: rest for name, *rest in _listed("newer.txt")}
     for item in items:
         name = f"{item.path.relative_to(here)}::{item.nodeid.partition('::')[2]}"
-        if name in slow or name.partition("[")[0] in slow:
+        without_parameters = name.partition("[")[0]
+        if name in slow or without_parameters in slow:
             item.add_marker(pytest.mark.slow)
+        package, first, what = newer.get(name) or newer.get(without_parameters) or ("torch", "0", "")
+        if _release(version(package)) < _release(first):
+            item.add_marker(pytest.mark.skip(reason=f"before {package} {first}: {what}"))
+
+
+def _listed(file: str) -> list[list[str]]:
+    """Return the entries of a list of tests."""
+    lines = (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines()
+    return [line.split(" | ") for line in lines if line and not line.startswith("#")]
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.partition("+")[0].split(".")[:2] if part.isdigit())
 
 
 def pytest_collection_finish() -> None:
