@@ -14,6 +14,7 @@ import time
 from types import FrameType
 
 _AT_MOST_S, _BETWEEN_S = 5.0, 0.05
+_IDLE_LOOKS = 6  # after which a thread that used no processor time is left alone
 _WAITS = {threading.__file__, *(getattr(sys.modules.get(name), "__file__", None) for name in ("queue", "selectors"))}
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
@@ -25,15 +26,27 @@ def register() -> None:
 
 
 def _end_threads() -> None:
-    """Raise SystemExit, which ends a thread silently, in those that work, and wait for them."""
+    """Raise SystemExit, which ends a thread silently, in those that work, and wait while they go on working."""
     frames = sys._current_frames()
     working = [t for t in threading.enumerate() if t.daemon and _works(t, frames.get(t.ident or 0))]
+    used, idle = dict.fromkeys(working, -1.0), dict.fromkeys(working, 0)
     deadline = time.monotonic() + _AT_MOST_S
     while working and time.monotonic() < deadline:  # more than once: a bare `except` or a callback may swallow it
         for thread in working:
             _raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         working[0].join(_BETWEEN_S)
         working = [thread for thread in working if thread.is_alive()]
+        for thread in working:
+            before, used[thread] = used[thread], _processor_time(thread)
+            idle[thread] = 0 if used[thread] > before else idle[thread] + 1
+        working = [thread for thread in working if idle[thread] < _IDLE_LOOKS]
+
+
+def _processor_time(thread: threading.Thread) -> float:
+    """Return what a living thread has used: one that sleeps, or waits for a connection, uses none."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.monotonic()
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
 
 
 def _works(thread: threading.Thread, frame: FrameType | None) -> bool:
