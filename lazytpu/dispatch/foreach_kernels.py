@@ -18,8 +18,8 @@ from lazytpu.ir.tree import Key, trace
 from lazytpu.tensors.layout import layout_of
 from lazytpu.tensors.storage import Storage
 from lazytpu.tensors.tensor import make
-from lazytpu.tracing.cutting import cut_if_oversized
 from lazytpu.tracing.record import INT64_MAX, load, lock
+from lazytpu.tracing.transaction import cut_if_oversized
 
 Kernel = Callable[..., Any]
 _KINDS = {"tensors", "number", "numbers"}

@@ -76,15 +76,6 @@ def cut(reason: str, planner: Planner | None = None) -> None:
             _CUT.add(time.perf_counter() - start + apart)
 
 
-def cut_if_oversized() -> None:
-    """Cut a graph that has grown past ``config.max_graph_ops``.
-
-    Called before an op is recorded, where nobody holds values that a cut would make stale.
-    """
-    if trace.cursor.depth >= config.max_graph_ops:
-        cut("max_graph_ops")
-
-
 def next_step() -> None:
     """Forget what is pending and begin a new step."""
     trace.pending.clear()

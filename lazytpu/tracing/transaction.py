@@ -6,18 +6,28 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from lazytpu.config import config
 from lazytpu.ir.op_schema import aten, op_of
 from lazytpu.ir.tree import Value, trace
 from lazytpu.observers import calls_of
 from lazytpu.tensors.layout import layout_of
 from lazytpu.tensors.storage import Alias, Cell, Storage, commit, new_storage, resolve, storage_of
-from lazytpu.tracing.cutting import cut_if_oversized
+from lazytpu.tracing.cutting import cut
 from lazytpu.tracing.record import load, lock, record
 from lazytpu.tracing.views import written_at
 
 _op_recorded = calls_of("op_recorded")
 _EXPAND = op_of(aten.expand.default)
 _TO_COPY = op_of(aten._to_copy.default)
+
+
+def cut_if_oversized() -> None:
+    """Cut a graph that has grown past ``config.max_graph_ops``.
+
+    Called before an op is recorded, where nobody holds values that a cut would make stale.
+    """
+    if trace.cursor.depth >= config.max_graph_ops:
+        cut("max_graph_ops")
 
 
 class Transaction:
