@@ -9,7 +9,7 @@ import pytest
 from tests.counts import counts
 
 CEILINGS = {
-    "lines of the package": 53_629,
+    "lines of the package": 53_660,
     "lines of its longest file": 400,
     "uses of Any": 730,
     "type: ignore": 47,

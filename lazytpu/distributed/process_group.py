@@ -57,6 +57,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         super().__init__(place, size)  # type: ignore[call-arg] # the base of Python's groups
         self._gloo: Arg = dist.ProcessGroupGloo(PrefixStore("gloo", store), place, size, timeout)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._gloo)
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # whose name torch 2.15 records collectives under
         self.members: Group = group_of(ranks or range(size), place, world, self._numbers_of_all)
         self._store = store
 

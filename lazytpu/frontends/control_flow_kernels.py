@@ -19,9 +19,11 @@ from torch._higher_order_ops.while_loop import while_loop_dense, while_loop_op, 
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lazytpu.errors import UnsupportedOpError
 from lazytpu.frontends.fx.higher_order import TABLE, HigherOrder, result_layouts
 from lazytpu.frontends.fx.to_ir import subgraph_of, with_constants
 from lazytpu.ir.subgraph import Subgraph
+from lazytpu.location import site
 from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing.infer import result_layout
@@ -42,8 +44,18 @@ def register() -> None:
     while_loop_stack_output_op.py_impl(DispatchKey.PrivateUse1)(_while_loop_stack_output)
 
 
-def _call(higher: HigherOrder, *args: Any) -> Any:
-    """Record one call of a higher-order op."""
+def _call(higher: HigherOrder, *args: Any, mutated_arg_indices: str = "") -> Any:
+    """Record one call of a higher-order op.
+
+    Raises:
+        UnsupportedOpError: the body writes to its arguments, as torch 2.15 allows.
+    """
+    if mutated_arg_indices:
+        raise UnsupportedOpError(
+            f"the body of {higher.op.name()} writes to its arguments",
+            at=site.here().describe(),
+            fix="let the body return what it computes",
+        )
     named = dict(zip(higher.arguments, args, strict=True))
     given = _body_arguments(higher, named)
     for name, kind in higher.arguments.items():

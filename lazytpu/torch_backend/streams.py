@@ -56,10 +56,20 @@ class Event:
 
 
 class Stream:
-    """The device's one queue.  Entering it as a context changes nothing."""
+    """The device's one queue.  Entering it as a context changes nothing.
 
-    def __init__(self, device: Any = None, priority: int = 0) -> None:
-        self.stream_id = 0
+    Attributes:
+        stream_id, device_index, device_type: as `torch.Stream` has them; the last is c10's number of PrivateUse1.
+    """
+
+    stream_id, device_index, device_type = 0, 0, 20
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None: ...
+
+    @property
+    def device(self) -> torch.device:
+        """The device whose queue it is."""
+        return torch.device(config.device_name, 0)
 
     def synchronize(self) -> None:
         """Run what is pending and wait for it."""

@@ -157,6 +157,11 @@ class DeviceProperties:
     platform: str
 
 
+def is_current_stream_capturing() -> bool:
+    """Return False: what is recorded is a graph anyway, and never captured from a stream."""
+    return False
+
+
 def get_device_name(device: Device = None) -> str:
     """``lazytpu on cpu``, with jax's name of the hardware."""
     check_index(device)
@@ -298,6 +303,7 @@ __all__ = [
     "initial_seed",
     "is_available",
     "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_initialized",
     "manual_seed",
     "manual_seed_all",

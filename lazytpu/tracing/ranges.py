@@ -10,6 +10,8 @@ import torch
 from lazytpu.ir.op_schema import OpOverload
 from lazytpu.tracing.sample_tensors import dry_run
 
+_COUNTS_FLOATS_AS_DOUBLES = torch.__version__ >= "2.14"  # for int64, too; compared as a version, not as text
+
 
 def arange_on_meta(overload: OpOverload, named: Mapping[str, object]) -> object:
     """Return what ``arange`` gives, on meta.
@@ -36,7 +38,7 @@ def arange_on_meta(overload: OpOverload, named: Mapping[str, object]) -> object:
 
 def _length(start: float, end: float, step: float, dtype: torch.dtype) -> int:
     """Return how many numbers there are, as the CPU counts: with 64 bits that wrap around, or with doubles."""
-    if dtype is not torch.int64:
+    if dtype is not torch.int64 or (_COUNTS_FLOATS_AS_DOUBLES and any(type(x) is float for x in (start, end, step))):
         return math.ceil((float(end) - float(start)) / float(step))
     span = int(end) - int(start) + int(step) - (1 if step > 0 else -1)
     wrapped = (span + (1 << 63)) % (1 << 64) - (1 << 63)

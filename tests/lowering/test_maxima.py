@@ -34,8 +34,7 @@ def test_rows_with_nan_and_infinities_are_those_of_the_cpu(
     def results(x: torch.Tensor) -> list[torch.Tensor]:
         made = [F.softmax(x, dim), F.log_softmax(x, dim), torch.logsumexp(x, dim)]
         sum(y.nan_to_num(0.0, 0.0, 0.0).sum() for y in made).backward()
-        q, k = x.detach()[:, None, :], x.detach()[:, None, :]
-        return [*made, x.grad, F.scaled_dot_product_attention(q, k, k)]
+        return [*made, x.grad]
 
     monkeypatch.setattr(lazytpu.config, "compile_after", 1)
     found = [y.cpu() for y in results(moved)]

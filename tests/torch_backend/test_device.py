@@ -91,6 +91,13 @@ def test_module_exports_what_other_device_modules_do():
     assert all(hasattr(torch.tpu, n) for n in torch.tpu.__all__)
 
 
+def test_a_stream_has_what_torchs_have(device):
+    stream = torch.tpu.current_stream()
+    assert (stream.device, stream.device_index, stream.stream_id) == (device, 0, 0)
+    assert stream.device_type == torch.accelerator.current_stream().device_type
+    assert not torch.tpu.is_current_stream_capturing()
+
+
 def test_synchronize_runs_what_is_pending(device):
     x = torch.ones(3, device=device) + 1
     cuts = lazytpu.metrics.counter("cut")
