@@ -327,6 +327,8 @@ def test_a_signal_handler_in_the_middle_of_a_cut_is_refused(device: torch.device
         if seen[0] < n:
             break
     assert refused > 0
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
+        return
     with pytest.raises(KeyboardInterrupt):  # whatever was interrupted, Ctrl-C works
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)
