@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.support import xla_flags
+from tests.support.lists import listed
 
 os.environ["LAZYTPU_DISK_CACHE"] = "0"  # tests compile, whatever the user's cache holds; read at import
 os.environ.setdefault("LAZYTPU_COMPILE_AFTER", "1")  # and at once; tests/runtime/test_tiers.py is about the default
@@ -27,8 +28,8 @@ from lazytpu.runtime import compiler
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that slow.txt lists as slow, and skip those that newer.txt lists for a newer torch or jax."""
     here = Path(__file__).parent
-    slow = {line for line, *_ in _listed("slow.txt")}
-    newer = {name: rest for name, *rest in _listed("newer.txt")}
+    slow = {line for line, *_ in listed("slow.txt")}
+    newer = {name: rest for name, *rest in listed("newer.txt")}
     for item in items:
         name = f"{item.path.relative_to(here)}::{item.nodeid.partition('::')[2]}"
         without_parameters = name.partition("[")[0]
@@ -37,12 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         package, first, what = newer.get(name) or newer.get(without_parameters) or ("torch", "0", "")
         if _release(version(package)) < _release(first):
             item.add_marker(pytest.mark.skip(reason=f"before {package} {first}: {what}"))
-
-
-def _listed(file: str) -> list[list[str]]:
-    """Return the entries of a list of tests."""
-    lines = (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines()
-    return [line.split(" | ") for line in lines if line and not line.startswith("#")]
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.counts import counts
+from tests.support.lists import listed
 
 CEILINGS = {
     "lines of the package": 53_660,
@@ -23,12 +24,11 @@ def test_no_count_is_above_its_ceiling(name: str) -> None:
     assert counts()[name] <= CEILINGS[name], "python -m tests.counts prints all of them"
 
 
-def test_slow_txt_lists_tests_that_there_are() -> None:
+def test_the_lists_name_tests_that_there_are() -> None:
     here = Path(__file__).parent
-    listed = [x.partition("::") for x in (here / "slow.txt").read_text().splitlines() if not x.startswith("#")]
     gone = [
         test
-        for file, _, test in listed
+        for file, _, test in [name.partition("::") for name, *_ in (*listed("slow.txt"), *listed("newer.txt"))]
         if f"def {test.split('::')[-1].partition('[')[0]}(" not in (here / file).read_text()
     ]
     assert not gone

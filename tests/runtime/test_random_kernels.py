@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,15 +15,7 @@ aten = torch.ops.aten
 Draws = dict[str, Callable[[torch.Tensor], torch.Tensor | tuple[torch.Tensor, ...]]]
 
 
-@pytest.fixture(autouse=True)
-def interpreting(device: torch.device) -> Iterator[None]:
-    lazytpu.mark_step()
-    executables.forget_executables()
-    tiers.forget()
-    lazytpu.config.compile_after = 2
-    lazytpu.metrics.reset()
-    yield
-    lazytpu.config.compile_after = 1
+pytestmark = pytest.mark.usefixtures("interpreting")
 
 
 # Bits, masks, whole numbers and uniform numbers are the same; logarithms and their like may differ in the last digit.

@@ -19,19 +19,10 @@ import lazytpu
 from lazytpu.diagnosis import events
 from lazytpu.errors import CompileError
 from lazytpu.lowering import registry
-from lazytpu.runtime import background, executables, tiers
+from lazytpu.runtime import background, tiers
 from lazytpu.tracing import planning
 
-
-@pytest.fixture(autouse=True)
-def interpreting(device: torch.device) -> Iterator[None]:
-    lazytpu.mark_step()
-    executables.forget_executables()
-    tiers.forget()
-    lazytpu.config.compile_after = 2
-    lazytpu.metrics.reset()
-    yield
-    lazytpu.config.compile_after = 1
+pytestmark = pytest.mark.usefixtures("interpreting")
 
 
 def counts(*names: str) -> tuple[int, ...]:

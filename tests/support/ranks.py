@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support import elsewhere, xla_flags
 from tests.support.elsewhere import Test
+from tests.support.lists import listed
 from tests.support.processes import start_code
 
-_SLOW = Path(__file__).parents[1] / "slow.txt"  # the tests of a folder that it lists run together, apart
 _HERE = "LAZYTPU_TEST_RANKS"
 _LIMIT_S = 120
 _ALL = "all"
@@ -47,8 +47,8 @@ def on_ranks(n: int, alone: bool = False) -> Callable[[Test], Test]:
 
     def mark(test: Test) -> Test:
         file = Path(test.__code__.co_filename)
-        listed = f"{file.parent.name}/{file.name}::{test.__name__}" in _SLOW.read_text().splitlines()
-        group = f"{n}{test.__name__ if alone else '-slow' if listed else ''}"
+        slow = [f"{file.parent.name}/{file.name}::{test.__name__}"] in listed("slow.txt")  # these run together, apart
+        group = f"{n}{test.__name__ if alone else '-slow' if slow else ''}"
 
         def failure_of(file: Path, name: str) -> str:
             results = _results(file.parent, n, group)
