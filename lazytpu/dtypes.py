@@ -39,6 +39,9 @@ _TO_NUMPY[torch.complex32] = np.dtype(np.complex64)
 _SHORT[torch.complex32] = "c32"
 
 
+HALVES = frozenset({torch.bfloat16, torch.float16})  # numbers that are computed in float32
+
+
 def supported() -> set[torch.dtype]:
     """Return the dtypes that have a counterpart in XLA."""
     return set(_TO_NUMPY)

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import torch
 
 from lazytpu.config import config
+from lazytpu.dtypes import HALVES
 from lazytpu.errors import CompileError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Value
@@ -33,7 +33,6 @@ from lazytpu.runtime.launch import split_donated
 
 _T = TypeVar("_T")
 _LOGGED_AFTER_S = 2.0
-_HALVES = (torch.bfloat16, torch.float16)
 
 # XLA ends the process where the bytes of anything that it makes in between, as wide as 16 an element, pass 2^63.
 _MAX_BYTES = 1 << 58
@@ -141,7 +140,7 @@ def options_for(graph: Graph) -> dict[str, object]:
     """Return the compiler's options for a graph: for right values, rounded as they should be, and blocks of memory."""
     if target_platform() != "cpu":
         return {}
-    halves = any(v is not None and v.layout.dtype in _HALVES for node in graph.nodes for v in node.values)
+    halves = any(v is not None and v.layout.dtype in HALVES for node in graph.nodes for v in node.values)
     fusions = _accepted(_FUSIONS, *(_NONE if halves else _WITHOUT_REDUCTIONS))
     return {**fusions, **_accepted(_BLOCKS, memory.BLOCK_BYTES)} if memory.reuses_pages() else fusions
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lazytpu.dtypes import HALVES
 from lazytpu.ir.tree import Node
 from lazytpu.runtime.recurrent_kernels import KERNELS
 
 aten = torch.ops.aten
 _Results = Sequence[Tensor | None]
-_HALVES = (torch.float16, torch.bfloat16)
 
 # The position of ``dropout_p`` among the arguments.
 _DROPOUT = {
@@ -88,7 +88,7 @@ def _attention_backward(
         made = _flash_backward(*given, attn_mask=bias, scale=scale)
         return [x if want else None for x, want in zip((*made, None), wanted, strict=True)]
     kept = query.dtype
-    grad, query, key, value = [x.float() if kept in _HALVES else x for x in (grad, query, key, value)]
+    grad, query, key, value = [x.float() if kept in HALVES else x for x in (grad, query, key, value)]
     groups = query.shape[-3] // key.shape[-3]
     keys, values = [x.repeat_interleave(groups, -3) if groups > 1 else x for x in (key, value)]
     factor = query.shape[-1] ** -0.5 if scale is None else scale

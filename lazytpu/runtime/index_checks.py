@@ -72,23 +72,13 @@ def _error(report: _Report, row: list[int]) -> LazyTPUError:
     node = graph_of(report.path, report.outputs, checked=checked_nodes(report.path)).nodes[position]
     at = node.site.text
     given = ", ".join(repr(x.layout) for x in operands(node) if type(x) is Value)
+    kind: type[LazyTPUError]
     if dim == DIVISOR:
-        return DivisionByZeroError(
-            f"{node.op.name}: a whole number is divided by zero",
-            at=at,
-            given=given,
-            fix="the step has run all the same, with numbers that mean nothing in those places",
-        )
-    if dim == VALUE:
-        return RefusedValueError(
-            f"{node.op.name}: {REASONS[size]}",
-            at=at,
-            given=given,
-            fix="the step has run all the same, with a result that means nothing",
-        )
-    return OutOfBoundsError(
-        f"{node.op.name}: index {index} is out of bounds for dimension {dim} with size {size}",
-        at=at,
-        given=given,
-        fix="the step has run all the same, with the position clamped (a read) or left out (a write)",
-    )
+        kind, found = DivisionByZeroError, "a whole number is divided by zero"
+        left = "numbers that mean nothing in those places"
+    elif dim == VALUE:
+        kind, found, left = RefusedValueError, REASONS[size], "a result that means nothing"
+    else:
+        kind, found = OutOfBoundsError, f"index {index} is out of bounds for dimension {dim} with size {size}"
+        left = "the position clamped (a read) or left out (a write)"
+    return kind(f"{node.op.name}: {found}", at=at, given=given, fix=f"the step has run all the same, with {left}")

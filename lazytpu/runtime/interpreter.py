@@ -80,17 +80,7 @@ class _Run:
 
     def _by_kernel(self, node: Node, kernel: Kernel) -> None:
         contents = self.contents
-        args = [
-            contents.get(x) if type(x) is Value else x if type(x) in _PLAIN else replaced(x, self._operand)
-            for x in node.args
-        ]
-        found: object
-        if kernel is draw:
-            found = self._drawn(node)
-        elif node.kwargs:
-            found = kernel(*args, **{name: replaced(x, self._operand) for name, x in node.kwargs.items()})
-        else:
-            found = kernel(*args)
+        found = self._drawn(node) if kernel is draw else self._called(node, kernel)
         if type(found) is torch.Tensor and len(node.values) == 1:
             contents[node.value] = self._fitted(node, node.value, found)
             return
@@ -103,6 +93,16 @@ class _Run:
             elif value in self._outputs:
                 raise NotImplementedError(node.op.name)
         contents.update(made)
+
+    def _called(self, node: Node, kernel: Kernel) -> object:
+        contents = self.contents
+        args = [
+            contents.get(x) if type(x) is Value else x if type(x) in _PLAIN else replaced(x, self._operand)
+            for x in node.args
+        ]
+        if node.kwargs:
+            return kernel(*args, **{name: replaced(x, self._operand) for name, x in node.kwargs.items()})
+        return kernel(*args)
 
     def _fitted(self, node: Node, value: Value, result: torch.Tensor) -> torch.Tensor:
         """Return a result as its type has it."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lazytpu.dtypes import host_tensor
+from lazytpu.dtypes import HALVES, host_tensor
 from lazytpu.ir.tree import Node, Value
 from lazytpu.ir.types import TensorType
 from lazytpu.lowering.support.attention_blocks import rows_at_a_time
@@ -30,7 +30,6 @@ _Number = float | Tensor  # an argument; one of numpy where it is an input of th
 _Results = Sequence[Tensor | None]
 _drawn_at_once: Callable[..., int] = rows_at_a_time
 _AT_ONCE = 1 << 15  # words: what is hashed at once stays in the cache of a core
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _mix(x: _Words) -> _Words:
@@ -75,7 +74,7 @@ def _parts(words: NDArray[_Kind]) -> Iterator[tuple[NDArray[_Kind], _Words]]:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that numbers of a dtype are computed in."""
-    return torch.float32 if dtype in _HALVES or dtype.itemsize == 1 and dtype.is_floating_point else dtype
+    return torch.float32 if dtype in HALVES or dtype.itemsize == 1 and dtype.is_floating_point else dtype
 
 
 def _uniforms(rng: Key, size: Sequence[int], dtype: torch.dtype, *, open_ends: bool = False) -> Tensor:

@@ -12,13 +12,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from lazytpu.dtypes import HALVES
 from lazytpu.lowering.rules.recurrent_layers import BACKWARD, FORWARD
 from lazytpu.lowering.support import recurrence
 from lazytpu.lowering.support.recurrence import Stack
-from lazytpu.lowering.support.recurrent_cells import New, State, Step
+from lazytpu.lowering.support.recurrent_cells import Arrays, New, State, Step
 
 aten = torch.ops.aten
-_HALVES = (torch.float16, torch.bfloat16)
 _Results = Sequence[Tensor | None]
 
 
@@ -42,8 +42,8 @@ class _TorchArrays:
             made.append(ys)
         return state, [torch.stack(ys) for ys in zip(*(made[::-1] if reverse else made), strict=True)]
 
-    def apart(self, cell: Callable[..., New]) -> Callable[..., New]:
-        return cell
+    def apart(self, cell: Callable[..., New], m: Arrays) -> Callable[..., New]:
+        return partial(cell, m)
 
     def split(self, x: Tensor, parts: int) -> Sequence[Tensor]:
         return x.chunk(parts, -1)
@@ -80,7 +80,7 @@ class _TorchArrays:
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in _HALVES else x
+    return x.float() if x.dtype in HALVES else x
 
 
 def _layers(

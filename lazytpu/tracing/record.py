@@ -113,6 +113,7 @@ def read_view(root: Value, layout: Layout, known: dict[Layout, Value]) -> Value:
 
 def view_value(source: Value, layout: Layout) -> Value:
     """Record the view op that leads to ``layout`` from its parent's value; the caller holds the lock."""
+    node = None
     if layout.read_key is not None:
         trace.refuse_if_closed()
         op, attributes = layout.read_key
@@ -121,8 +122,8 @@ def view_value(source: Value, layout: Layout) -> Value:
             node = trace.cursor.children[key]
             trace.cursor = node
         except KeyError:
-            node = _record_view(source, layout)
-    else:
+            pass
+    if node is None:
         node = _record_view(source, layout)
     value = node.values[layout.index or 0]
     assert value is not None

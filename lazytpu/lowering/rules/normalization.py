@@ -1,7 +1,6 @@
 """Layer, group, batch and RMS normalization with their gradients; statistics in float32 for half precision."""
 
 import math
-from functools import partial
 
 import jax.numpy as jnp
 import torch
@@ -33,12 +32,16 @@ def _normalized_gradient(grad, xhat, rstd, dims):
     return rstd * (grad - sums.mean(grad, dims) - xhat * sums.mean(grad * xhat, dims))
 
 
+def _normalized_dims(x, normalized_shape):
+    return tuple(range(x.ndim - len(normalized_shape), x.ndim))
+
+
 @lowers(aten.native_layer_norm.default, dynamic="eps")
 def native_layer_norm(out, x, normalized_shape, weight, bias, eps):
     dtype = compute_dtype(x.dtype)
-    dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    dims = _normalized_dims(x, normalized_shape)
     weight, bias = (None if p is None else p.astype(dtype) for p in (weight, bias))
-    results = apart(partial(_layer_norm, dims))(x.astype(dtype), weight, bias, jnp.asarray(eps, dtype))
+    results = apart(_layer_norm, dims)(x.astype(dtype), weight, bias, jnp.asarray(eps, dtype))
     return tuple(r.reshape(o.shape).astype(o.dtype) for r, o in zip(results, out, strict=True))
 
 
@@ -59,23 +62,34 @@ def native_layer_norm_backward(out, grad, x, normalized_shape, mean, rstd, weigh
     stat = (*x.shape[:lead], *[1] * len(normalized_shape))
     mean, rstd = mean.astype(dtype).reshape(stat), rstd.astype(dtype).reshape(stat)
     weight = None if weight is None else weight.astype(dtype)
-    wanted = tuple(mask and o is not None for mask, o in zip(output_mask, out, strict=True))
-    gradients = apart(partial(_layer_norm_gradients, lead, wanted))
-    results = iter(gradients(grad.astype(dtype), x.astype(dtype), mean, rstd, weight))
+    return _row_gradients(out, output_mask, lead, grad.astype(dtype), x.astype(dtype), mean, rstd, weight)
+
+
+def _row_gradients(out, mask, lead, *operands):
+    """Return the gradients of layer or RMS normalization in the types of ``out``, None for those not wanted."""
+    wanted = tuple(asked and o is not None for asked, o in zip(mask, out, strict=True))
+    results = iter(apart(_norm_gradients, lead, wanted)(*operands))
     return tuple(next(results).astype(o.dtype) if w else None for w, o in zip(wanted, out, strict=True))
 
 
-def _layer_norm_gradients(lead, wanted, grad, x, mean, rstd, weight):
-    """Return those gradients of the input, the weight and the bias that are ``wanted``."""
+def _norm_gradients(lead, wanted, grad, x, mean, rstd, weight):
+    """Return those gradients of the input, the weight and the bias that are ``wanted``.
+
+    Args:
+        lead: how many dimensions the rows have, before those that are normalized over.
+        mean: None where the root of the squares is all that was divided by.
+    """
     rows, dims = tuple(range(lead)), tuple(range(lead, x.ndim))
-    xhat = (x - mean) * rstd
+    xhat = (x if mean is None else x - mean) * rstd
     scaled = grad * xhat
     results = []
     if wanted[0]:
         size = math.prod(x.shape[lead:])
-        of_grad, of_scaled = (sums.weighted(a, weight, dims) / size for a in (grad, scaled))
-        results.append(rstd * (_affine(grad, weight, None, x.shape[lead:]) - of_grad - xhat * of_scaled))
-    return results + [sums.total(a, rows) for a, w in zip((scaled, grad), wanted[1:], strict=True) if w]
+        of_x = _affine(grad, weight, None, x.shape[lead:])
+        if mean is not None:
+            of_x = of_x - sums.weighted(grad, weight, dims) / size
+        results.append(rstd * (of_x - xhat * (sums.weighted(scaled, weight, dims) / size)))
+    return results + [sums.total(a, rows) for a, w in zip((scaled, grad), wanted[1:], strict=False) if w]
 
 
 @lowers(aten.native_group_norm.default, dynamic="eps")
@@ -217,15 +231,11 @@ def batch_norm_backward(
     )
 
 
-def _rms_dims(x, normalized_shape):
-    return tuple(range(x.ndim - len(normalized_shape), x.ndim))
-
-
 @lowers(aten._fused_rms_norm.default, dynamic="eps")
 def rms_norm(out, x, normalized_shape, weight, eps):
     dtype = compute_dtype(x.dtype)
     eps = jnp.finfo(dtype).eps if eps is None else jnp.asarray(eps, dtype)
-    y, rstd = apart(partial(_rms_norm, _rms_dims(x, normalized_shape)))(x.astype(dtype), weight, eps)
+    y, rstd = apart(_rms_norm, _normalized_dims(x, normalized_shape))(x.astype(dtype), weight, eps)
     return y.astype(out[0].dtype), rstd.reshape(out[1].shape).astype(out[1].dtype)
 
 
@@ -238,22 +248,9 @@ def _rms_norm(dims, x, weight, eps):
 @lowers(aten._fused_rms_norm_backward.default)
 def rms_norm_backward(out, grad, x, normalized_shape, rstd, weight, output_mask):
     dtype = compute_dtype(x.dtype)
-    dims = _rms_dims(x, normalized_shape)
-    grad, rstd = grad.astype(dtype), rstd.astype(dtype).reshape(*x.shape[: dims[0]], *[1] * len(dims))
-    wanted = tuple(mask and o is not None for mask, o in zip(output_mask, out, strict=True))
-    results = iter(apart(partial(_rms_norm_gradients, dims, wanted))(grad, x.astype(dtype), rstd, weight))
-    return tuple(next(results).astype(o.dtype) if w else None for w, o in zip(wanted, out, strict=True))
-
-
-def _rms_norm_gradients(dims, wanted, grad, x, rstd, weight):
-    """Return those gradients of the input and the weight that are ``wanted``."""
-    xhat = x * rstd
-    scaled = grad * xhat
-    results = []
-    if wanted[0]:
-        of_scaled = sums.weighted(scaled, weight, dims) / math.prod(x.shape[d] for d in dims)
-        results.append(rstd * (_affine(grad, weight, None, x.shape[dims[0] :]) - xhat * of_scaled))
-    return results + ([sums.total(scaled, tuple(range(dims[0])))] if wanted[1] else [])
+    lead = x.ndim - len(normalized_shape)
+    rstd = rstd.astype(dtype).reshape(*x.shape[:lead], *[1] * len(normalized_shape))
+    return _row_gradients(out, output_mask, lead, grad.astype(dtype), x.astype(dtype), None, rstd, weight)
 
 
 def _other_dims(x, dim):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from lazytpu.lowering.support.recurrent_cells import CELLS, Array, Arrays, Cell, New, State
 
@@ -170,7 +169,7 @@ def _run(
         of_input = of_input + (weights.biases[0] + weights.biases[1] if cell.shares_gates else weights.biases[0])
     of_input = _spread(m, of_input, packing)
     valid = [] if packing is None else [packing.valid]
-    run_cell = m.apart(partial(cell.forward, m))
+    run_cell = m.apart(cell.forward, m)
 
     def step(state: State, xs: Sequence[Array]) -> New:
         gates, *going_on = xs

@@ -35,8 +35,8 @@ class Arrays(Protocol):
     def loop(self, step: Step, state: State, xs: Sequence[Array], reverse: bool) -> tuple[State, Sequence[Array]]:
         """Return the last state, and what each step gives, stacked; ``reverse`` begins at the end of ``xs``."""
 
-    def apart(self, cell: Callable[..., New]) -> Callable[..., New]:
-        """Return a cell's function of arrays as it is best called in a loop."""
+    def apart(self, cell: Callable[..., New], m: Arrays) -> Callable[..., New]:
+        """Return ``partial(cell, m)`` as it is best called in a loop."""
 
     def sigmoid(self, x: Array) -> Array: ...
     def tanh(self, x: Array) -> Array: ...

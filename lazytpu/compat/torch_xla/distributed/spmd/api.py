@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lazytpu import spmd
 from lazytpu.compat import names
-from lazytpu.compat.torch_xla.distributed.spmd.mesh import Mesh
+from lazytpu.compat.torch_xla.distributed.spmd.mesh import Mesh, entry_of
 from lazytpu.compat.torch_xla.distributed.spmd.xla_sharding import annotate_custom_sharding, mark_sharding
 from lazytpu.runtime import meshes
 from lazytpu.tensors.tensor import LazyTensor
@@ -66,7 +66,7 @@ def convert_to_xla_partition_spec(
             found[dim] = (*found[dim], axis)
         elif not placement.is_replicate():
             raise ValueError(f"a tensor lies by Shard and Replicate, not by {placement}")
-    return tuple(None if not axes else axes[0] if len(axes) == 1 else axes for axes in found)
+    return tuple(map(entry_of, found))
 
 
 def xla_distribute_tensor(

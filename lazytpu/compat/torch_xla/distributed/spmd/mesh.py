@@ -19,6 +19,11 @@ Axis = int | str
 PartitionSpec = Sequence[tuple[Axis, ...] | Axis | None]
 
 
+def entry_of(axes: tuple[int, ...]) -> tuple[int, ...] | int | None:
+    """Return the entry of a spec for a dimension that these axes split."""
+    return None if not axes else axes[0] if len(axes) == 1 else axes
+
+
 class Mesh:
     """Devices in a grid.
 

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 import lazytpu
 from lazytpu import spmd
 from lazytpu.compat import names
+from lazytpu.compat.torch_xla.distributed.spmd.mesh import entry_of
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import ShardingType, op_sharding_of, text_of
 from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.tree import trace
@@ -148,8 +149,7 @@ def partition_spec_of(tensor: torch.Tensor) -> tuple[tuple[int, ...] | int | Non
     found = sharding_of(tensor)
     if found is None:
         return None
-    entries = [tuple([found.mesh.axis_names.index(name) for name in axes]) for axes in found.spec]
-    return tuple([None if not axes else axes[0] if len(axes) == 1 else axes for axes in entries])
+    return tuple([entry_of(tuple([found.mesh.axis_names.index(name) for name in axes])) for axes in found.spec])
 
 
 def mesh_shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
