@@ -1,4 +1,4 @@
-"""Sums and depthwise convolutions that CPUs get as products and loops have the values of torch's CPU kernels."""
+"""Sums and convolutions that CPUs get as products and loops have the values of torch's CPU kernels."""
 
 import pytest
 import torch
@@ -55,6 +55,31 @@ def test_depthwise_convolutions_and_their_gradients(size, kernel, stride, paddin
 
     torch.manual_seed(0)
     _close(*_both(step, torch.randn(size), torch.randn(size[1] * multiple, 1, *kernel)))
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "kernel", "stride"),
+    [
+        ((3, 4, 9, 11), 6, (1, 1), (1, 1)),  # more places than weights: a product for each image
+        ((3, 24, 2, 1), 20, (1, 1), (1, 1)),  # more weights
+        ((2, 3, 12), 5, (1,), (5,)),  # places between the windows, and behind the last one
+        ((2, 3, 11, 13), 7, (3, 2), (3, 2)),  # windows side by side
+        ((1, 2, 5, 4, 7), 3, (2, 1, 3), (2, 1, 3)),
+    ],
+)
+def test_windows_that_do_not_overlap_and_their_gradients(size, channels, kernel, stride):
+    n = len(kernel)
+    convolution = (F.conv1d, F.conv2d, F.conv3d)[n - 1]
+    transposed = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[n - 1]
+
+    def step(x, w, b):
+        x, w = x.requires_grad_(), w.requires_grad_()
+        y = convolution(x, w, b, stride)
+        z = transposed(y, w, None, stride)
+        return [y, z, *_gradients(z, (x, w))]
+
+    torch.manual_seed(0)
+    _close(*_both(step, torch.randn(size), torch.randn(channels, size[1], *kernel), torch.randn(channels)))
 
 
 def test_an_infinite_weight_reaches_only_what_it_is_multiplied_with():

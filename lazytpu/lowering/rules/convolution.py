@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import forced, lowers, on_one_cpu, target_platform
-from lazytpu.lowering.support import conv_groups, conv_matmul, conv_narrow, sums
+from lazytpu.lowering.support import conv_groups, conv_matmul, conv_narrow, conv_patches, sums
 from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
@@ -39,7 +39,16 @@ def _ungrouped(*how):
     return (conv_matmul, how[:-1]) if how[-1] == 1 else (conv_groups, how)
 
 
+def _of_patches(kernel, stride, padding, dilation, groups):
+    """Return whether the windows do not overlap, on a CPU: one product is the best lowering in any case."""
+    how = forced("own_convolution", "xla_convolution")
+    own = how == "own_convolution" or (not how and on_one_cpu())
+    return own and groups == 1 and conv_patches.takes(kernel, stride, padding, dilation)
+
+
 def _conv(x, w, shape, *how):
+    if _of_patches(w.shape[2:], *how):
+        return conv_patches.forward(x, w, shape[2:], how[0])
     if _own_lowering(x, how[-1]):
         module, how = _ungrouped(*how)
         return module.forward(x, w, shape[2:], *how)
@@ -47,6 +56,8 @@ def _conv(x, w, shape, *how):
 
 
 def _input_transpose(grad, w, shape, *how):
+    if _of_patches(w.shape[2:], *how):
+        return conv_patches.input_gradient(grad, w, shape[2:], how[0])
     if _own_lowering(grad, how[-1]):
         module, how = _ungrouped(*how)
         return module.input_gradient(grad, w, shape[2:], *how)
@@ -55,6 +66,8 @@ def _input_transpose(grad, w, shape, *how):
 
 
 def _weight_transpose(grad, x, shape, *how):
+    if _of_patches(shape[2:], *how):
+        return conv_patches.weight_gradient(grad, x, shape[2:], how[0])
     if _own_lowering(x, how[-1]):
         module, how = _ungrouped(*how)
         return module.weight_gradient(grad, x, shape[2:], *how)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from lazytpu.lowering.support import conv_matmul
-from lazytpu.lowering.support.conv_matmul import CORES, _framed, _loop, _offsets, divisor_up_to
+from lazytpu.lowering.support.conv_matmul import CORES, _framed, _loop, _offsets, divisor_up_to, put, taken
 
 _PLACES = 1 << 13  # of a result from which on a loop is worth an iteration
 _BLOCK = 16  # places of a row that are multiplied with each other; all but a kernel's width of the products are waste
@@ -59,14 +59,14 @@ def _depthwise_in_turn(x, w, sizes, stride, offsets):
         return _depthwise(x, w, sizes, stride, offsets)
 
     def body(i, y):
-        part = lax.dynamic_slice_in_dim(x, i * count, count, axis)
-        of_part = lax.dynamic_slice_in_dim(w, i * count, count, 0) if axis else w
+        part = taken(x, i * count, count, axis)
+        of_part = taken(w, i * count, count, 0) if axis else w
         part = _depthwise(part, of_part, sizes, stride, offsets)
-        return lax.dynamic_update_slice_in_dim(y, part, i * count * multiple, axis)
+        return put(y, part, i * count * multiple, axis)
 
     x, offsets = _framed(x, sizes, stride, offsets)
     y = jnp.zeros((len(x), w.shape[0] * w.shape[1], *sizes), x.dtype)
-    return lax.fori_loop(0, size // count, body, y)
+    return _loop(size // count, body, y)
 
 
 def _taps_last(w, channels):
@@ -149,7 +149,7 @@ def _depthwise_weight_gradient(grad, x, kernel, stride, padding, dilation, group
     axis = len(sizes)  # where images stand, between rows and blocks
 
     def body(i, total):
-        part, of_part = (lax.dynamic_slice_in_dim(a, i * count, count, 0) for a in (framed, grad))
+        part, of_part = (taken(a, i * count, count, 0) for a in (framed, grad))
         part = jnp.moveaxis(part, 0, axis)  # [channel, *rows, image, place]
         taps = []
         for start, limit in zip(starts, limits, strict=True):

@@ -19,6 +19,10 @@ PLACES = 256 * CORES  # columns of one product: enough for the matrix kernel to 
 COLUMN_BYTES = 3 * CORES << 19  # memory for columns at a time: about what second level caches hold
 
 
+# A start of a slice that may be negative is a kernel of its own for XLA to compile.
+dynamic_slice = partial(lax.dynamic_slice, allow_negative_indices=False)
+dynamic_update_slice = partial(lax.dynamic_update_slice, allow_negative_indices=False)
+
 # A network convolves arrays of equal types again and again: each kind is traced once, and called.
 _shared = partial(jax.jit, static_argnums=(2, 3, 4, 5))
 
@@ -38,24 +42,21 @@ def _framed(x, sizes, stride, offsets):
     return (lax.pad(x, jnp.zeros((), x.dtype), pads) if any(map(any, pads)) else x), moved
 
 
-def _laid(columns, x, stride, offsets):
-    """Return the ``columns`` [channel, tap, image, *sizes] of x [channel, image, *spatial], over what they held before.
+def _laid(columns, x, first, stride, offsets):
+    """Return the ``columns`` [channel, tap, image, *sizes] of the images of x from ``first`` on, over what they held.
 
     In a loop over the taps: XLA compiles one copy, where it would compile another one for each slice.
     """
-    sizes, taps = columns.shape[3:], np.array([*itertools.product(*offsets)], np.int32)
+    (channels, _, count, *sizes), taps = columns.shape, np.array([*itertools.product(*offsets)], np.int32)
     spans = [(n - 1) * s + 1 for n, s in zip(sizes, stride, strict=True)]
-    if len(taps) == 1:
-        limit = (*x.shape[:2], *(taps[0] + spans).tolist())
-        return lax.expand_dims(lax.slice(x, (0, 0, *taps[0].tolist()), limit, (1, 1, *stride)), (1,))
     starts, zero = jnp.asarray(taps), jnp.int32(0)
 
     def lay(t, columns):
         t = lax.convert_element_type(t, jnp.int32)  # jax counts in 64 bits where it differentiates
-        corner = [zero, zero, *(starts[t, d] for d in range(len(sizes)))]
-        tap = lax.dynamic_slice(x, corner, [*x.shape[:2], *spans])
+        start = dynamic_slice(starts, [t, zero], [1, len(sizes)])
+        tap = dynamic_slice(x, [first, zero, *(start[0, d] for d in range(len(sizes)))], [count, channels, *spans])
         tap = lax.slice(tap, [0] * tap.ndim, tap.shape, (1, 1, *stride))
-        return lax.dynamic_update_slice(columns, tap[:, None], [zero, t, *[zero] * (x.ndim - 1)])
+        return dynamic_update_slice(columns, _channels_first(tap)[:, None], [zero, t, *[zero] * (x.ndim - 1)])
 
     return lax.fori_loop(jnp.int32(0), jnp.int32(len(taps)), lay, columns)
 
@@ -73,13 +74,31 @@ def divisor_up_to(most, number):
 
 def _loop(count, body, init):
     """Return ``lax.fori_loop``, or just its body where there is one iteration."""
-    return body(0, init) if count == 1 else lax.fori_loop(0, count, body, init)
+    return body(jnp.int32(0), init) if count == 1 else lax.fori_loop(jnp.int32(0), jnp.int32(count), body, init)
+
+
+def _channels_first(x):
+    """Return images [image, channel, *spatial] as [channel, image, *spatial]."""
+    return jnp.swapaxes(x, 0, 1) if len(x) > 1 else x.reshape(x.shape[1], 1, *x.shape[2:])
 
 
 def _taken(x, i, count):
     """Return ``count`` images from the ``i``-th group on, as [channel, image, *spatial]."""
-    part = x if count == len(x) else lax.dynamic_slice_in_dim(x, i * count, count, 0)
-    return jnp.swapaxes(part, 0, 1) if count > 1 else part.reshape(part.shape[1], 1, *part.shape[2:])
+    return _channels_first(x if count == len(x) else taken(x, i * count, count, 0))
+
+
+def taken(x, start, count, axis):
+    """Return ``lax.dynamic_slice_in_dim`` of a start that is not negative."""
+    starts = [jnp.int32(0)] * x.ndim
+    starts[axis] = start
+    return dynamic_slice(x, starts, [count if d == axis else n for d, n in enumerate(x.shape)])
+
+
+def put(x, part, start, axis):
+    """Return ``lax.dynamic_update_slice_in_dim`` of a start that is not negative."""
+    starts = [jnp.int32(0)] * x.ndim
+    starts[axis] = start
+    return dynamic_update_slice(x, part, starts)
 
 
 def _product(x, w, sizes, stride, offsets):
@@ -91,10 +110,10 @@ def _product(x, w, sizes, stride, offsets):
 
     def body(i, carried):  # the columns too: another iteration fills the same memory
         y, columns = carried
-        columns = _laid(columns, _taken(x, i, count), stride, offsets)
+        columns = _laid(columns, x, i * count, stride, offsets)
         part = lax.dot(matrix, columns.reshape(rows, count * places)).reshape(len(w), count, places)
         part = jnp.swapaxes(part, 0, 1)
-        return (part if count == images else lax.dynamic_update_slice_in_dim(y, part, i * count, 0)), columns
+        return (part if count == images else put(y, part, i * count, 0)), columns
 
     empty = jnp.zeros((x.shape[1], w.shape[2], count, *sizes), x.dtype)
     y, _ = _loop(images // count, body, (jnp.zeros((images, len(w), places), x.dtype), empty))
@@ -136,7 +155,7 @@ def input_gradient(grad, w, spatial, stride, padding, dilation):
         part = _taken(grad, i, count).reshape(len(w), count * places)
         columns = lax.dot_general(matrix, part, (((0,), (0,)), ((), ())))
         part = jnp.swapaxes(_folded(columns.reshape(channels, taps, count, *sizes), *how), 0, 1)
-        return part if count == images else lax.dynamic_update_slice_in_dim(y, part, i * count, 0)
+        return part if count == images else put(y, part, i * count, 0)
 
     return _loop(images // count, body, jnp.zeros((images, channels, *spatial), grad.dtype))
 
@@ -151,7 +170,7 @@ def weight_gradient(grad, x, kernel, stride, padding, dilation):
 
     def body(i, carried):
         total, columns = carried
-        columns = _laid(columns, _taken(padded, i, count), stride, offsets)
+        columns = _laid(columns, padded, i * count, stride, offsets)
         part = _taken(grad, i, count).reshape(grad.shape[1], count * places)
         return total + lax.dot_general(part, columns.reshape(rows, count * places), (((1,), (1,)), ((), ()))), columns
 
