@@ -1,4 +1,4 @@
-"""Figures of TPU chips as their makers publish them: what a chip computes, holds and moves at most."""
+"""Figures of chips as their makers publish them: what a chip computes, holds and moves at most."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class Chip:
         hbm_bandwidth: bytes to and from memory together.
         link_bandwidth: bytes over one link to a neighbour, in one direction.
         wraps: a side of the grid is a ring where its length is a multiple of this.
+        switched: links to a switch that joins the chips of a host, of those that are in no grid; else 0.
+        network: as many links as such a chip's part of the network between hosts is worth.
     """
 
     name: str
@@ -26,6 +28,8 @@ class Chip:
     hbm_bandwidth: float
     link_bandwidth: float
     wraps: int
+    switched: int = 0
+    network: int = 0
 
 
 # https://cloud.google.com/tpu/docs/v5e, v5p and v6e, tables of key specifications; the bandwidth of a link is that of
@@ -38,8 +42,8 @@ _CHIPS = {
 _CHIPS["TPU v5p"] = _CHIPS["TPU v5"]
 
 # https://resources.nvidia.com/en-us-tensor-core (H100 SXM, dense): 989 TFLOP/s, 80 GB, 3.35 TB/s, NVLink 900 GB/s in
-# both directions over 18 links.
-H100 = Chip("H100", 989e12, 1979e12, 80e9, 3350e9, 25e9, 1)
+# both directions over 18 links; a DGX H100 has a network card of 400 Gb/s for each GPU.
+_CHIPS["NVIDIA H100 80GB HBM3"] = Chip("H100", 989e12, 1979e12, 80e9, 3350e9, 25e9, 1, switched=18, network=2)
 
 
 def chip_of(kind: str) -> Chip | None:
@@ -47,4 +51,4 @@ def chip_of(kind: str) -> Chip | None:
     return _CHIPS.get(kind)
 
 
-__all__ = ["H100", "Chip", "chip_of"]
+__all__ = ["Chip", "chip_of"]

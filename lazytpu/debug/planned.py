@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+import jax
+
 from lazytpu.debug import hlo
 from lazytpu.debug.chips import Chip, chip_of
 from lazytpu.debug.collectives import Collective, collectives_of, groups_over
@@ -58,7 +60,7 @@ class Program:
 
     def links(self, chip: Chip) -> dict[str, int]:
         """Return for each axis of the mesh how many links of a chip its rings can use."""
-        places = {d.id: tuple(getattr(d, "coords", (d.id,))) for d in self.topology.devices}
+        places = {d.id: _place_of(d, chip) for d in self.topology.devices}
         extents = [len(set(side)) for side in zip(*places.values(), strict=True)]
         mesh = self.mesh
         found = {}
@@ -66,6 +68,11 @@ class Program:
             group = next(iter(groups_over(mesh.shape, [position])))
             found[name] = links_of([places[mesh.devices[i]] for i in group], extents, chip)
         return found
+
+
+def _place_of(device: jax.Device, chip: Chip) -> tuple[int, ...]:
+    """Return where a device is: in the grid of chips; behind a switch its host and its number."""
+    return (device.process_index, device.id) if chip.switched else tuple(getattr(device, "coords", (device.id,)))
 
 
 @dataclass(frozen=True)
@@ -105,8 +112,9 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether XLA finds room for each program in the memory of a chip."""
-        return all(p.compiled.fits for p in self.programs)
+        """Whether XLA finds room for each program in the memory of a chip; it does not look at that of GPUs."""
+        too_large = self.topology.platform == "gpu" and 0 < self.limit_bytes < self.memory.needed
+        return all(p.compiled.fits for p in self.programs) and not too_large
 
     @property
     def collectives(self) -> list[Collective]:

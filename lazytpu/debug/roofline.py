@@ -92,12 +92,16 @@ def link_seconds(one: Collective, chip: Chip, links: Mapping[str, int]) -> float
 def links_of(coordinates: Sequence[Sequence[int]], extents: Sequence[int], chip: Chip) -> int:
     """Return how many links of a chip the rings of a group can use.
 
-    Two along each side of the grid in which its chips differ; one where that side is too short to be a ring.
+    Two along each side of the grid in which its chips differ; one where that side is too short to be a ring.  Of chips
+    behind a switch all; between hosts no more than the network cards of those on a host are worth together.
 
     Args:
-        coordinates: of the chips of a group.
+        coordinates: of the chips of a group; of those behind a switch, the host is the first.
         extents: sizes of the whole grid.
     """
+    if chip.switched:
+        hosts = len({place[0] for place in coordinates})
+        return chip.switched if hosts == 1 else min(chip.switched, chip.network * len(coordinates) // hosts)
     found = 0
     for side, extent in enumerate(extents):
         length = len({place[side] for place in coordinates})

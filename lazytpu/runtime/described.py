@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from lazytpu.location import site
 from lazytpu.lowering.lower import type_of
 from lazytpu.lowering.support import shardings
 from lazytpu.lowering.target import Topology, described
+from lazytpu.runtime import described_gpus
 from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.executable import Executable
 
@@ -106,15 +108,23 @@ class Described:
 
 
 def topology(name: str) -> Topology:
-    """Return the topology of a name such as ``v5e:2x4``: kind of chip, and chips along each side.
+    """Return the topology of a name: kind of chip, and chips along each side, ``v5e:2x4``, or of GPUs hosts and GPUs of
+    each, ``h100:16x8``.
 
     Raises:
-        ModuleNotFoundError: XLA's compiler for TPUs is not installed.
+        ModuleNotFoundError: XLA's compiler for them is not installed.
         ValueError: it knows no such topology.
     """
     found = _known.get(name)
     if found is not None:
         return found
+    gpus = described_gpus.is_gpu(name)
+    devices = described_gpus.devices_of(name) if gpus else _tpus(name)
+    ordered = tuple(sorted(devices, key=lambda device: device.id))
+    return _known.setdefault(name, Topology(name, "gpu" if gpus else "tpu", ordered))
+
+
+def _tpus(name: str) -> Sequence[jax.Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise ModuleNotFoundError(
             "to compile for a TPU needs XLA's compiler for TPUs: pip install 'lazytpu[tpu]' (libtpu, 140 MB)"
@@ -123,14 +133,13 @@ def topology(name: str) -> Topology:
     missing = {key: value for key, value in _OFFLINE.items() if key not in os.environ}
     os.environ.update(missing)
     try:
-        devices = topologies.get_topology_desc(name, "tpu").devices
+        devices: Sequence[jax.Device] = topologies.get_topology_desc(name, "tpu").devices
     except Exception as error:
         raise ValueError(f"XLA knows no topology {name!r}; one is 'v5e:2x4': {error}") from error
     finally:
         for key in missing:
             os.environ.pop(key, None)
-    ordered = tuple(sorted(devices, key=lambda device: device.id))
-    return _known.setdefault(name, Topology(name, "tpu", ordered))
+    return devices
 
 
 def is_described(buffer: Buffer, at: str = "") -> bool:

@@ -70,9 +70,10 @@ class LazyStorage(torch.UntypedStorage):
         return memory.copy_(contents_of(state, "save")).untyped_storage()
 
     def clone(self) -> LazyStorage:
-        """Return a storage of its own with the same contents, which takes no memory until one of them is written."""
+        """Return a storage of its own with the same contents, laid out alike, and no memory until one is written."""
         state = resolve(self._s)[0]
         copy = new_storage(state.layout)
+        copy.sharding = state.sharding
         if state.host is not None:
             copy.host = state.host.clone()
         else:

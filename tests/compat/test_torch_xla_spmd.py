@@ -41,6 +41,17 @@ def test_a_mesh_says_what_it_is() -> None:
 
 
 @eight_devices
+def test_the_op_that_marks_takes_text() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.xla.dynamo_mark_sharding(x * 2, range(8), [8, 1], "('a', 'b')", "('a', None)") + 1
+
+    found = function(on_device(8, 4))
+    assert torch.equal(found.cpu(), 2 * on_device(8, 4).cpu() + 1)
+    assert torch_xla._XLAC._get_xla_sharding_spec(found).startswith("{devices=[8,1]")
+    assert torch.equal(function(torch.ones(8, 4)), torch.full((8, 4), 3.0))
+
+
+@eight_devices
 def test_marked_tensors() -> None:
     t = on_device(8, 4)
     assert not isinstance(t, xs.XLAShardedTensor)

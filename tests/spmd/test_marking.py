@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -29,6 +31,19 @@ def test_a_marked_tensor_keeps_its_contents_and_is_returned() -> None:
     assert spmd.mark_sharding(x, mesh(), ("data", "model")) is x
     assert spec_of(x) == ("data", "model")
     assert torch.equal(x.cpu(), torch.arange(32.0).reshape(8, 4))
+
+
+@eight_devices
+def test_a_deep_copy_lies_as_the_original() -> None:
+    x, net = on_device(8, 4), torch.nn.Linear(4, 8).to(lazytpu.device())
+    spmd.mark_sharding(x, mesh(), ("data",))
+    spmd.fully_shard(net, mesh(8))
+    y, other = copy.deepcopy(x), copy.deepcopy(net)
+    assert spec_of(y) == ("data", None) and spec_of(other.weight) == ("data", None)
+    y += 1
+    assert spec_of(y) == ("data", None) and torch.equal(y.cpu(), x.cpu() + 1)
+    assert [tuple(shard.data.shape) for shard in spmd.local_shards(y)] == [(4, 4)] * 8
+    assert [tuple(shard.data.shape) for shard in spmd.local_shards(other.weight)] == [(1, 4)] * 8
 
 
 @eight_devices

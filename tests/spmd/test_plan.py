@@ -17,7 +17,9 @@ from torch import nn
 
 import lazytpu
 from lazytpu import spmd
+from lazytpu.debug.chips import chip_of
 from lazytpu.debug.planned import Plan, Program
+from lazytpu.debug.roofline import links_of
 from lazytpu.errors import LazyTPUError
 from lazytpu.lowering.target import Topology
 from lazytpu.runtime import described
@@ -26,6 +28,9 @@ from lazytpu.spmd.plan import recorded
 from tests.support.eight_devices import eight_devices
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+needs_gpu_compiler = pytest.mark.skipif(
+    not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)), reason="needs jax's plugin for CUDA"
+)
 
 
 def program() -> Callable[[], None]:
@@ -129,3 +134,24 @@ def test_a_plan_of_a_tpu(tmp_path: Path) -> None:
     assert {"all-gather", "all-reduce"} <= {row["kind"] for row in found["collectives"]}
     with pytest.raises(ValueError, match="XLA knows no topology 'v9:1x1'"):
         described.topology("v9:1x1")
+
+
+@needs_gpu_compiler
+def test_a_plan_of_gpus() -> None:
+    found = spmd.plan(program, "h100:2x4")
+    assert found.fits and found.chip is not None and found.chip.name == "H100" and found.limit_bytes == 80e9
+    assert {(c.kind, c.reason) for c in found.collectives} >= {("all-gather", "input"), ("reduce-scatter", "sum")}
+    assert found.programs[0].links(found.chip) == {"data": 8}
+
+
+def test_a_group_of_gpus_sends_over_nvlink_on_a_host_and_over_its_network_cards_between_hosts() -> None:
+    chip = chip_of("NVIDIA H100 80GB HBM3")
+    assert chip is not None
+    one, two = [(0, i) for i in range(8)], [(i // 8, i) for i in range(16)]
+    assert [links_of(group, (2, 16), chip) for group in (one, two, two[::8])] == [18, 16, 2]
+
+
+def test_without_the_plugin_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="pip install jax-cuda12-plugin jax-cuda12-pjrt"):
+        described.topology("h100:3")

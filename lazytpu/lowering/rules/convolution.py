@@ -27,8 +27,11 @@ def _own_lowering(x=None, groups=1):
     """Return whether XLA's convolution is too slow on the platform, as it is on CPUs (benchmarks/conv_lowerings.py).
 
     Its convolution of f32 along one dimension is as good as ours where the channels are neither few nor very many.
+    Other platforms have no convolution of integers.
     """
     how = forced("own_convolution", "xla_convolution")
+    if target_platform() != "cpu" and x is not None and jnp.issubdtype(x.dtype, jnp.integer):
+        return True
     if how or not on_one_cpu():
         return how == "own_convolution"
     return x is None or x.ndim != 3 or groups > 1 or x.dtype != jnp.float32 or not 8 <= x.shape[1] < 512

@@ -62,7 +62,12 @@ def _rows_times_matrices(out, x, weights, offs):
     grouped = jnp.arange(out.shape[0])[:, None] < offs[-1]
     if target_platform() == "tpu":
         sizes = jnp.diff(offs, prepend=jnp.zeros(1, offs.dtype)).astype(jnp.int32)
-        found = lax.ragged_dot(x, weights, sizes, preferred_element_type=compute_dtype(out.dtype)).astype(out.dtype)
+        wide = compute_dtype(out.dtype)
+        if x.dtype != jnp.bfloat16:
+            x, weights = x.astype(wide), weights.astype(wide)
+        # jax's kernel refuses bfloat16 with a precision, and float16
+        precision = lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else None
+        found = lax.ragged_dot(x, weights, sizes, precision, preferred_element_type=wide).astype(out.dtype)
         return jnp.where(grouped, found, 0)
     blocks = _Blocks(x.shape[0], offs)
     x = _padded(x, 0, blocks.rows)

@@ -13,6 +13,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, target_platform
+from lazytpu.lowering.support import wide_products
 
 library = torch.library.Library("lazytpu", "FRAGMENT")
 library.define("integer_linear(Tensor x, Tensor weight) -> Tensor")
@@ -77,12 +78,12 @@ def _product(a, b, dims, dtype):
     terms = math.prod(a.shape[d] for d in dims[0][0])
     if target_platform() == "cpu" and dtype == jnp.int64 and terms < 2**23:
         return lax.dot_general(a.astype(jnp.float64), b.astype(jnp.float64), dims).astype(dtype)
-    return lax.dot_general(a, b, dims, preferred_element_type=dtype)
+    return wide_products.dot(a, b, dims, dtype)
 
 
 @lowers(torch.ops.lazytpu.integer_conv.default)
 def integer_conv(out, x, weight, stride, padding, dilation, groups):
-    if target_platform() == "cpu" and out.size:
+    if (target_platform() == "cpu" or out.dtype == jnp.int64) and out.size:  # others have none of 64 bits
         return _by_patches(out, x, weight, stride, padding, dilation, groups)
     letters = "".join("DHW"[-len(stride) :])
     return lax.conv_general_dilated(

@@ -9,7 +9,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.support import sums
+from lazytpu.lowering.support import sums, wide_products
 from lazytpu.lowering.support.operands import compute_dtype, rounded
 
 aten = torch.ops.aten
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 def product(a, b, contract, batch=((), ()), dtype=None):
     """Return ``lax.dot_general`` accumulated in the type eager computes ``dtype`` (default: that of ``a``) in."""
     dtype = a.dtype if dtype is None else dtype
-    return lax.dot_general(a, b, (contract, batch), preferred_element_type=compute_dtype(dtype))
+    return wide_products.dot(a, b, (contract, batch), compute_dtype(dtype))
 
 
 def scaled(x, factor, dtype):

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lazytpu.lowering.support import wide_products
+
 CORES = os.cpu_count() or 1
 PLACES = 256 * CORES  # columns of one product: enough for the matrix kernel to be fast on every core
 COLUMN_BYTES = 3 * CORES << 19  # memory for columns at a time: about what second level caches hold
@@ -111,7 +113,8 @@ def _product(x, w, sizes, stride, offsets):
     def body(i, carried):  # the columns too: another iteration fills the same memory
         y, columns = carried
         columns = _laid(columns, x, i * count, stride, offsets)
-        part = lax.dot(matrix, columns.reshape(rows, count * places)).reshape(len(w), count, places)
+        part = wide_products.dot(matrix, columns.reshape(rows, count * places), (((1,), (0,)), ((), ())), x.dtype)
+        part = part.reshape(len(w), count, places)
         part = jnp.swapaxes(part, 0, 1)
         return (part if count == images else put(y, part, i * count, 0)), columns
 

@@ -23,6 +23,7 @@ from lazytpu.compat.torch_xla.distributed.spmd.xla_sharding import (
     wrap_if_sharded,
     xla_patched_nn_linear_forward,
 )
+from lazytpu.compat.torch_xla.experimental import dynamo_mark_sharding as _  # noqa: F401  # registers the op
 
 __getattr__ = names.missing_from(__name__)
 
