@@ -269,9 +269,9 @@ GPUS = """\
 ## GPUs
 
 There is no such table for GPUs. jax's plugin for CUDA does compile for an H100 that is not there
-([how](../how-to/plan-for-a-tpu-pod.md#plan-for-gpus)). With it, and with libtpu, `tests/lowering/test_described.py` compiles what
-rules choose by platform: sorts, draws, products and convolutions of integers, recurrent layers, attention, grouped products.
-What they compute is checked on a GPU ([set up a GPU](../how-to/set-up-a-gpu-or-tpu.md)).
+([how](../how-to/plan-for-a-tpu-pod.md#plan-for-gpus)). With it, and with libtpu, `tests/lowering/test_described.py`
+compiles what rules choose by platform: sorts, draws, products and integer convolutions, recurrent layers, attention,
+grouped products. What they compute is checked on a GPU ([set up a GPU](../how-to/set-up-a-gpu-or-tpu.md)).
 """
 
 
