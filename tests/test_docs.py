@@ -79,6 +79,7 @@ def comparable(text: str) -> str:
     """A text without what differs from run to run: seconds and the order they give, hashes, trailing space."""
     text = re.sub(r"\d+\.\d+ (m?s)\b", r"# \1", text)
     text = re.sub(r"\b[0-9a-f]{8}\b", "########", text)
+    text = re.sub(r"^where the time of a .*", "where the time goes", text, flags=re.M | re.S)  # to the end: by seconds
     lines = [line.rstrip() for line in text.strip().splitlines()]
     runs = groupby(lines, key=lambda line: bool(_BY_SECONDS.match(line)))
     return "\n".join(line for timed, run in runs for line in (sorted(run) if timed else run))

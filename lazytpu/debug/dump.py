@@ -24,6 +24,7 @@ from lazytpu.debug import describe, draw, hlo, links, on_mesh
 from lazytpu.debug.compare import Text, nearest, text_of, unified
 from lazytpu.debug.folder import MANIFEST, JsonObject, digest, read_sealed, sealed
 from lazytpu.debug.graph_text import hlo_of, optimized_hlo_of, stablehlo_of
+from lazytpu.debug.slow import account
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.events import Compilation
 from lazytpu.ir.printer import graph_dot, graph_text
@@ -129,6 +130,7 @@ def end() -> None:
         ]
         for kind, found in tallies.items()
     }
+    table["slow"] = account.table()
     table["graphs"] = [{"number": e.number, "runs": e.usage.runs, "run_s": e.usage.run_s} for e in events.compilations]
     try:
         _write_sealed(_run.folder / "times" / "summary.json", table)

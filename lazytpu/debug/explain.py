@@ -1,10 +1,11 @@
-"""Explain every compilation, forced cut, dynamic scalar and fallback, with its cause and line."""
+"""Explain every compilation, forced cut, dynamic scalar and fallback, with its cause and line, and a slow step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from lazytpu.debug import on_mesh
+from lazytpu.debug.slow import account
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.events import Tally
 
@@ -16,6 +17,9 @@ def explain() -> str:
 
     Of programs over a mesh it lists the collectives of one run by kind, axis and bytes, with the line and the reason;
     *nobody asked for* are those that move an intermediate result which nobody has marked.
+
+    After eight steps it ends with where the time of a steady step goes, the dearest lines, and what could be spared,
+    each with its line and fix; for that it waits until the device is done with what was started.
 
     Returns:
         Text for people; ``nothing was compiled`` when there is nothing to say.
@@ -46,7 +50,7 @@ def explain() -> str:
         "ops without a lowering, which ran on the CPU": _rows(events.fallbacks, "on the CPU for {} ms"),
     }
     lines = [line for title, rows in sections.items() if rows for line in (title, *rows)]
-    return "\n".join(lines) or "nothing was compiled"
+    return "\n".join([*lines, *account.text()]) or "nothing was compiled"
 
 
 def _compiled() -> str:

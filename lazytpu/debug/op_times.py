@@ -20,6 +20,10 @@ from lazytpu.debug.links import Names, origins
 from lazytpu.diagnosis import events
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node
+from lazytpu.observers import Observer, add
+
+measured: list[tuple[Node | None, float]] = []
+"""What the device took for ops in the last profile, in seconds; for None, what XLA did by itself."""
 
 UNKNOWN = "(XLA)"
 """The name of what XLA does by itself, such as copies."""
@@ -160,16 +164,33 @@ def _key(node: Node | None) -> tuple[str, str]:
 
 
 def name_device_events(folder: Path) -> None:
-    """Add the op, module and line to the device's events, in the latest trace of a folder for Perfetto."""
+    """Add the op, module and line to the device's events, in the latest trace of a folder for Perfetto.
+
+    What each op took is kept in `measured`.
+    """
     path = latest_trace(folder)
     if path is None:
         return
     sources, content = _sources(), read_trace(path)
+    measured.clear()
     for event in content.get("traceEvents", ()):
         about = event.get("args", {})
         module = str(about.get("hlo_module", "")).partition("(")[0]
-        about |= _shown(sources.get(module, {}).get(about.get("hlo_op", ""), _NOTHING))
+        source = sources.get(module, {}).get(about.get("hlo_op", ""), _NOTHING)
+        about |= _shown(source)
+        if event.get("ph") == "X" and "hlo_op" in about and not source.calls:
+            measured.append((source.node, 1e-6 * event.get("dur", 0.0)))
     path.write_bytes(gzip.compress(json.dumps(content).encode()))
+
+
+class _Reset(Observer):
+    """Lets `lazytpu.metrics.reset` forget what was measured."""
+
+    def metrics_reset(self) -> None:
+        measured.clear()
+
+
+add(_Reset())
 
 
 def _shown(source: _Source) -> dict[str, str]:

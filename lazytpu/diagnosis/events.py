@@ -18,7 +18,7 @@ from lazytpu.errors import CompileBudgetError
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.tree import trace
-from lazytpu.observe import logs, metrics
+from lazytpu.observe import logs, metrics, step_statistics
 from lazytpu.observers import Observer, add, notify
 
 
@@ -90,26 +90,32 @@ class Compilation:
 
 @dataclass(slots=True)
 class Tally:
-    """How often something happened at a line, and the seconds it took."""
+    """How often something happened at a line, the seconds it took, and the bytes that it moved."""
 
     count: int = 0
     seconds: float = 0.0
+    nbytes: int = 0
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, nbytes: int = 0) -> None:
         """Count one more."""
         self.count += 1
         self.seconds += seconds
+        self.nbytes += nbytes
 
 
 compilations: list[Compilation] = []
 cuts: dict[tuple[str, str], Tally] = {}  # (what forced it, line): how often, and how long it waited for the device
 reads: dict[tuple[str, str], Tally] = {}  # the same for reads and waits that found nothing to cut
 fallbacks: dict[tuple[str, str], Tally] = {}  # (op, line)
+uploads: dict[Site, Tally] = {}  # copies to the device, by the line that waits for them
+batches: dict[Site, Tally] = {}  # what waited for a batch of a `DeviceLoader`, after its first
 dynamic_scalars: dict[tuple[str, str, str], None] = {}  # (op, argument, line) in order
 unreplayed: dict[tuple[str, str], None] = {}  # (function, why it is recorded in every call) in order
 pieces: Counter[str] = Counter()  # what ranks recorded differently -> how many graphs ran in pieces for it
 interpretations: Counter[tuple[str, str]] = Counter()  # (why the graph was new, line) -> how many ran op by op
+new_graphs: dict[str, Cause] = {}  # line -> the last cause of those
 rerecorded: Counter[tuple[str, str]] = Counter()  # (function, what changed around it) -> how often it was recorded anew
+functions: dict[str, Site] = {}  # where those are defined
 
 MAX_KEPT = 1000
 _total = 0
@@ -147,10 +153,12 @@ def compiled(graph: Graph, cause: Cause, executable: Any, end: Site = UNKNOWN) -
 def interpreted(graph: Graph, cause: Cause) -> None:
     """Note that a graph ran op by op because it was new, and why it was."""
     metrics.count("interpret")
-    interpretations[cause.headline, cause.site.describe()] += 1
+    line = cause.site.describe()
+    interpretations[cause.headline, line] += 1
+    new_graphs[line] = cause
     if logs.is_on("compile"):
         text = "interpreted a graph of %d ops, which is new: %s (%s)"
-        logs.note("compile", text, len(graph.nodes), cause.headline, cause.site.describe())
+        logs.note("compile", text, len(graph.nodes), cause.headline, line)
 
 
 def torch_flags() -> dict[str, object]:
@@ -260,6 +268,12 @@ def waited(reason: str, line: str, seconds: float, *, after_cut: bool) -> None:
         logs.note("cut", "%s at %s waited %.1f ms", reason, line, 1e3 * seconds)
 
 
+def uploaded(site: Site, seconds: float, nbytes: int) -> None:
+    """Note a copy to the device that the program waited for; those of other threads are hidden."""
+    if not step_statistics.in_background():
+        uploads.setdefault(site, Tally()).add(seconds, nbytes)
+
+
 def fell_back(op: str, line: str, seconds: float) -> None:
     """Note that an op without a lowering ran on the CPU."""
     fallbacks.setdefault((op, line), Tally()).add(seconds)
@@ -275,15 +289,17 @@ def made_dynamic(op: str, argument: str, line: str) -> None:
         logs.note("made_dynamic", text, argument, op, line)
 
 
-def not_replayed(function: str, problem: str) -> None:
-    """Note that a function given to `lazytpu.compile` keeps being recorded."""
+def not_replayed(function: str, problem: str, site: Site) -> None:
+    """Note that a function given to `lazytpu.compile`, defined at ``site``, keeps being recorded."""
     unreplayed[function, problem] = None
+    functions[function] = site
     logs.note("compile", "%s is recorded in every call: %s", function, problem, level=logs.LEVELS["warning"])
 
 
-def recorded_again(function: str, change: str) -> None:
+def recorded_again(function: str, change: str, site: Site) -> None:
     """Note that a function given to `lazytpu.compile` is recorded anew, because of a change around it."""
     rerecorded[function, change] += 1
+    functions[function] = site
     if logs.is_on("compile"):
         logs.note("compile", "%s is recorded again: %s", function, change)
 
@@ -303,6 +319,10 @@ def reset() -> None:
         cuts,
         reads,
         fallbacks,
+        uploads,
+        batches,
+        new_graphs,
+        functions,
         dynamic_scalars,
         unreplayed,
         rerecorded,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import TypeAlias, TypeVar, cast
 
 import torch
 
+from lazytpu.diagnosis import events
 from lazytpu.dispatch.general import META, on_other_device, record_new
 from lazytpu.ir.op_schema import Arg, aten, op_of
 from lazytpu.ir.types import contiguous_stride, is_dense
@@ -165,6 +167,7 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
     if src.shape != dst.shape:
         check_broadcast(src.shape, dst.shape)
         src = src.expand(dst.shape)
+    began = time.perf_counter()
     host = src.detach().to(dst.dtype)
     with lock:
         cell = cell_of(dst)
@@ -174,19 +177,23 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
             if storage.sharding is not None:
                 buffer = meshes.put(buffer, storage.sharding, layout.size)
             write_buffer(storage, buffer)
-            storage.origin = line_here()
+            storage.origin = site = line_here()
         else:
             source = root_layout(layout.size, contiguous_stride(layout.size), layout.dtype)
             write_cast(cell, new_storage(source, buffer))
+            site = line_here()
+    events.uploaded(site, time.perf_counter() - began, host.nbytes)
 
 
 def from_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return a device tensor with the sizes, strides and contents of a CPU tensor."""
     if tensor.dim() > _MAX_DIMS:
         raise RuntimeError(f"only tensors with up to {_MAX_DIMS} dims are supported on this device")
+    began = time.perf_counter()
     stride = tuple(_like_stride(tensor, None)) if tensor.numel() else contiguous_stride(tensor.shape)
     storage = new_storage(root_layout(tuple(tensor.shape), stride, tensor.dtype), transfers.to_device(tensor))
-    storage.origin = line_here()
+    storage.origin = site = line_here()
+    events.uploaded(site, time.perf_counter() - began, tensor.nbytes)
     return make(storage)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -14,9 +15,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lazytpu.diagnosis import events
 from lazytpu.dtypes import host_array
 from lazytpu.frontends.jax.arrays import from_jax
 from lazytpu.ir.sharding import Entry, Mesh, sharding
+from lazytpu.location.site import line_here
 from lazytpu.observe import metrics
 from lazytpu.runtime import meshes
 from lazytpu.tensors.tensor import LazyTensor
@@ -164,7 +167,11 @@ class _Batches(Iterator[object]):
             self._started = True
             _running[self._thread] = self._stop
             self._thread.start()
-        item = self._take()
+            item = self._take()
+        else:
+            began = time.perf_counter()
+            item = self._take()
+            events.batches.setdefault(line_here(), events.Tally()).add(time.perf_counter() - began)
         if isinstance(item, _Failure):
             self.close()
             raise item.error

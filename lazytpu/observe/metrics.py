@@ -173,7 +173,12 @@ def steps() -> list[dict[str, float | None]]:
         >>> lazytpu.metrics.steps()[-1]["compiles"]  # doctest: +SKIP
         0
     """
-    return [step._asdict() for step in list(_steps)]
+    return [step._asdict() for step in last_steps()]
+
+
+def last_steps() -> list[Step]:
+    """Return what each of the last steps cost, the oldest first."""
+    return list(_steps)
 
 
 def reset() -> None:

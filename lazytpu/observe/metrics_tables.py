@@ -28,6 +28,7 @@ class Step(NamedTuple):
         lowering_s, compiling_s: our rules and jax's tracing; XLA.
         loading_s: reading and writing the cache of compiled graphs on disk.
         dispatching_s: starting compiled graphs.
+        interpreting_s: running new graphs op by op.
         waiting_s: for the device, when something was read.
         transferring_s: copying to and from the device.
         background_s: transfers on the threads of `DeviceLoader`.
@@ -49,6 +50,7 @@ class Step(NamedTuple):
     compiling_s: float
     loading_s: float
     dispatching_s: float
+    interpreting_s: float
     waiting_s: float
     transferring_s: float
     background_s: float
@@ -78,6 +80,7 @@ _TIMES = {
     "XLA": "compiling_s",
     "disk cache": "loading_s",
     "starting": "dispatching_s",
+    "interpreting": "interpreting_s",
     "waiting": "waiting_s",
     "transfers": "transferring_s",
     "step": "total_s",

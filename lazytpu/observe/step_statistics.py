@@ -22,7 +22,7 @@ _TIMERS = [
     metrics.timer(name)
     for name in (
         "cut", "lower", "compile", "dispatch", "wait", "transfer_in", "transfer_out", "background", "run", "infer",
-        "record", "load", "dump",
+        "record", "load", "dump", "interpret",
     )
 ]  # fmt: skip
 _COUNTERS = (
@@ -72,12 +72,12 @@ def end_step() -> None:
     baseline.thread = threading.get_ident()
     baseline.steps += 1
     baseline.begin()
-    cut, lower, xla, start, wait, copy_in, copy_out, background, run, infer, record, load, dump = [
+    cut, lower, xla, start, wait, copy_in, copy_out, background, run, infer, record, load, dump, interpret = [
         new - old for new, old in zip(baseline.times, times, strict=True)
     ]
     total = ended - before - dump
     copies = copy_in + copy_out - background  # which another thread did meanwhile
-    rest = max(0.0, total - cut - lower - xla - load - start - wait - copies)
+    rest = max(0.0, total - cut - lower - xla - load - start - interpret - wait - copies)
     measured = measuring()
     recording = min(rest, infer + record) if measured else None
     done = Step(
@@ -91,6 +91,7 @@ def end_step() -> None:
         xla,
         load,
         start,
+        interpret,
         wait,
         copies,
         background,

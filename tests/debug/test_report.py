@@ -116,6 +116,26 @@ def test_measured_times_reach_the_ops():
     assert all(op["seconds"] is None for op in collect.graph_part(graph, None)["ops"])
 
 
+def test_the_account_of_a_step_gets_the_lines_that_a_profile_has_measured():
+    dump = open_dump(the_dump())
+    assert collect.overview(dump, {})["slow"] == {}, "four steps are too few"
+    graph = dump.graphs[1]
+    times = DeviceTimes(runs=2)
+    rows = graph.table("links.json")["hlo-optimized.txt"]["instructions"]
+    times.seconds.update({row["name"]: 0.002 for row in rows if row["opcode"] in ("fusion", "dot", "copy")})
+    by_module = {graph.manifest["hlo_module"]: times}
+    parts = [collect.graph_part(g, by_module.get(g.manifest["hlo_module"])) for g in dump.graphs]
+    estimated = {"how": "estimated", "rows": [["net.py:1", 1.0, ["aten.mm"]]]}
+    dump.__dict__["summary"] = {"slow": {"steps": 9, "lines": [estimated]}}
+    assert collect.overview(dump, {}, parts)["slow"]["lines"] == [estimated]
+    first, measured = collect.overview(dump, by_module, parts)["slow"]["lines"]
+    assert first == estimated and measured["how"] == "measured by the profile"
+    assert 1 <= len(measured["rows"]) <= 5 and sum(share for _, share, _ in measured["rows"]) <= 1.001
+    assert measured["rows"][0][0].startswith("net.py:") and measured["rows"] == sorted(
+        measured["rows"], key=lambda row: -row[1]
+    )
+
+
 # --- in a browser --------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ _SCRIPT = Path(__file__).with_name("train.py")
 _PARTS = {
     "Python, torch, recording": ("python_s", "recording_s", "cutting_s"),
     "lowering and compiling": ("lowering_s", "compiling_s", "loading_s"),
-    "starting and waiting for the device": ("dispatching_s", "waiting_s"),
+    "starting and waiting for the device": ("dispatching_s", "interpreting_s", "waiting_s"),
     "copies to and from the device": ("transferring_s",),
 }
 

@@ -31,7 +31,7 @@ def write_report(dump: Dump, out: Path, profile: Path | None = None, title: str 
     """
     folder = profile or dump.folder / "times" / "profile"
     times = device_times(folder)
-    parts = [_packed(graph_part(g, times.get(g.manifest["hlo_module"]))) for g in dump.graphs]
+    tables = [graph_part(g, times.get(g.manifest["hlo_module"])) for g in dump.graphs]
     files = resources.files(__package__)
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (files / name).read_text(encoding="utf-8")),
@@ -42,8 +42,8 @@ def write_report(dump: Dump, out: Path, profile: Path | None = None, title: str 
         title=title or dump.folder.resolve().name,
         styles=[*map(_vendored, _STYLES), (files / "page.css").read_text(encoding="utf-8")],
         scripts=[*map(_vendored, _SCRIPTS), *[(files / n).read_text(encoding="utf-8") for n in _OWN]],
-        overview=_packed(overview(dump, times)),
-        parts=parts,
+        overview=_packed(overview(dump, times, tables)),
+        parts=[*map(_packed, tables)],
     )
     out.write_text(page, encoding="utf-8")
 

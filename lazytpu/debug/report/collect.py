@@ -8,14 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from lazytpu.debug.device_times import CALLS, DeviceTimes
 from lazytpu.debug.folder import Dump, DumpedGraph, JsonObject
 from lazytpu.debug.links import MAX_OPS, without_location
+from lazytpu.debug.slow.dear_lines import MEASURED, MOST
+from lazytpu.ir.site import Site
 
 _METADATA = re.compile(r", (?:metadata|backend_config|frontend_attributes)=\{")
 # Beyond this a page gets slow to open; the files of the dump have the rest.
 MAX_STEPS = 20_000
 
 
-def overview(dump: Dump, times: Mapping[str, DeviceTimes]) -> JsonObject:
-    """Return what is shown of the run: versions, steps, graphs, cuts, fallbacks, sources."""
+def overview(dump: Dump, times: Mapping[str, DeviceTimes], parts: Sequence[JsonObject] = ()) -> JsonObject:
+    """Return what is shown of the run: versions, steps, graphs, cuts, fallbacks, sources, and why a step is slow.
+
+    Args:
+        times: of a profile of the run.
+        parts: `graph_part` of its graphs.
+    """
     about = dump.manifest
     runs = {row["number"]: row for row in dump.summary.get("graphs", ())}
     return {
@@ -25,9 +32,31 @@ def overview(dump: Dump, times: Mapping[str, DeviceTimes]) -> JsonObject:
         "steps": dump.steps[-MAX_STEPS:],
         "steps_left_out": max(0, len(dump.steps) - MAX_STEPS),
         "summary": {kind: dump.summary.get(kind, []) for kind in ("cuts", "reads", "fallbacks")},
+        "slow": _slow(dump, times, parts),
         "sources": dump.sources(),
         "graphs": [_head(dump, graph, runs, times) for graph in dump.graphs],
     }
+
+
+def _slow(dump: Dump, times: Mapping[str, DeviceTimes], parts: Sequence[JsonObject]) -> JsonObject:
+    """Return the account of a step, with the lines that a profile has measured where the run itself had none."""
+    slow: JsonObject = dump.summary.get("slow", {})
+    if not slow or any(lines["how"] == MEASURED for lines in slow["lines"]):
+        return slow
+    spent: dict[str, dict[str, float]] = {}
+    for graph, part in zip(dump.graphs, parts, strict=False):
+        runs = times[graph.manifest["hlo_module"]].runs if graph.manifest["hlo_module"] in times else 0
+        for op in part["ops"]:
+            if op["file"] and op["seconds"] and runs:
+                ops = spent.setdefault(Site(op["file"], op["line"], op["module"]).describe(), {})
+                ops[op["op"]] = ops.get(op["op"], 0.0) + runs * op["seconds"]
+    if not spent:
+        return slow
+    seconds = {line: sum(ops.values()) for line, ops in spent.items()}
+    dearest = sorted(seconds, key=lambda line: -seconds[line])[:MOST]
+    total = sum(seconds.values())
+    rows = [[line, seconds[line] / total, sorted(spent[line], key=lambda op: -spent[line][op])[:3]] for line in dearest]
+    return {**slow, "lines": [*slow["lines"], {"how": MEASURED, "rows": rows}]}
 
 
 def _head(

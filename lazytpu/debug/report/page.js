@@ -5,7 +5,7 @@ const $ = (id) => document.getElementById(id);
 const TABS = ["code", "modules", "drawing", "diff", "memory", "mesh"];
 const PHASES = [
   ["python_s", "Python and torch", "#94a3b8"], ["recording_s", "recording", "#6366f1"], ["cutting_s", "cutting", "#a78bfa"],
-  ["lowering_s", "lowering", "#f59e0b"], ["compiling_s", "XLA", "#ef4444"], ["loading_s", "disk cache", "#f472b6"], ["dispatching_s", "starting", "#14b8a6"],
+  ["lowering_s", "lowering", "#f59e0b"], ["compiling_s", "XLA", "#ef4444"], ["loading_s", "disk cache", "#f472b6"], ["dispatching_s", "starting", "#14b8a6"], ["interpreting_s", "interpreting", "#a3e635"],
   ["waiting_s", "waiting", "#22c55e"], ["transferring_s", "transfers", "#0ea5e9"],
 ];
 const page = { run: null, parts: new Map(), current: null, charts: [], panes: null, drawing: null };
@@ -56,8 +56,25 @@ function showRun() {
     number("peak", "peak", bytes, 84), number("compile", "seconds", seconds, 94), number("runs", "runs", (n) => n ?? "–", 64), number("one run", "run_s", seconds, 94),
   ]);
   made.on("rowClick", (_, row) => go({ graph: row.getData().number }));
+  showSlow();
   tallies();
   drawTimeline();
+}
+
+/** Where the time of a step goes, the dearest lines, and what could be spared. */
+function showSlow() {
+  const { slow } = page.run;
+  if (!slow.steps) return;
+  const percent = (share) => `${(100 * share).toFixed(0)} %`, mono = (text) => `<span class="mono">${escapeHtml(text)}</span>`;
+  const parts = slow.parts.filter(([, s]) => s >= 0.005 * slow.total_s).map(([name, s]) => `<tr><td class="n">${seconds(s)}</td><td class="n">${percent(s / slow.total_s)}</td><td>${name}</td></tr>`).join("");
+  const lines = slow.lines.filter((l) => l.rows.length).map((l) => `<h3>The dearest lines</h3><p class="hint">${escapeHtml(l.how)}</p><table>${l.rows.map(([line, share, ops]) =>
+    `<tr><td class="n">${percent(share)}</td><td>${mono(line)}</td><td>${mono(ops.join(", "))}</td></tr>`).join("")}</table>`).join("");
+  const found = slow.findings.map((f) => `<p><b>${seconds(f.costs_s)}</b> (${percent(f.costs_s / slow.total_s)}) ${escapeHtml(f.text)}</p>` +
+    `<dl>${f.line ? `<dt>at</dt><dd>${mono(f.line)}</dd>` : ""}${f.fix ? `<dt>fix</dt><dd>${escapeHtml(f.fix)}</dd>` : ""}</dl>`).join("");
+  const which = slow.steady ? "steady" : "of the last, none of them steady,";
+  $("slow").innerHTML = `<div class="card-head"><h2>Where the time of a ${slow.unit} goes</h2><span class="hint">${seconds(slow.total_s)}, the mean of ${slow.steps} ${which} ${slow.unit}s</span></div>` +
+    `<p>${escapeHtml(slow.bound)}</p><div class="pair"><div><table>${parts}</table>${lines}</div><div><h3>What could be spared</h3>${found || "<p>nothing was found</p>"}</div></div>`;
+  $("slow").hidden = false;
 }
 
 const number = (title, field, show, width) => ({ title, field, hozAlign: "right", headerHozAlign: "right", width, formatter: (c) => show(c.getValue()) });

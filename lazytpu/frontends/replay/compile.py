@@ -24,6 +24,7 @@ from lazytpu.errors import ReplayError
 from lazytpu.frontends.replay.capture import Capture, difference, draws_so_far
 from lazytpu.frontends.replay.guards import Guards
 from lazytpu.frontends.replay.replay import UNFIT, RecordedCall, ReplayedProgram, grad_of
+from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.tree import trace
 from lazytpu.observe import metrics, step_statistics
 from lazytpu.runtime.least_recent import LeastRecent
@@ -71,6 +72,8 @@ class CompiledStep:
         functools.update_wrapper(self, function)
         self._function, self._verify_every = function, verify_every
         self._name = getattr(function, "__qualname__", repr(function))
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        self._site = Site(code.co_filename, code.co_firstlineno) if code is not None else UNKNOWN
         self._kinds: LeastRecent[object, _Kind] = LeastRecent(_MAX_KINDS)
         self._found = Guards(function)
         self._lr_changes = 0
@@ -148,7 +151,7 @@ class CompiledStep:
         if kind.rebinds != tensor.rebinds:
             changes.append("a tensor points at other memory (x.data = y)")
         events.recorded_again(
-            self._name, "; ".join(changes[:3]) or "arguments or gradients share memory in another way"
+            self._name, "; ".join(changes[:3]) or "arguments or gradients share memory in another way", self._site
         )
 
     def _follow_lr(self, changes: list[str]) -> None:
@@ -185,7 +188,7 @@ class CompiledStep:
         if kind.last is None or kind.recorded >= MAX_RECORDED:
             kind.given_up = True
             kind.last = kind.guards = None
-            events.not_replayed(self._name, problem)
+            events.not_replayed(self._name, problem, self._site)
         return result
 
     def _recorded(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> tuple[Guards, RecordedCall | str, Any]:
