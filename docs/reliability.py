@@ -70,7 +70,7 @@ def fuzzed(record: dict[str, Any]) -> str:
     heads = ("what", "seeds", "number", "minutes", "differed", "date")
     each = (
         (
-            f["what"],
+            f["what"] + {"": "", "both": ", interpreted and compiled"}.get(f.get("effort", ""), ""),
             f"from {f['first seed']:,}",
             count(f["ended"]),
             f"{f['seconds'] / 60:.1f}",

@@ -160,7 +160,7 @@ def _up(x: object, owners: dict[int, torch.Tensor]) -> object:
     if isinstance(x, torch.Tensor):
         if id(x) in owners:
             return owners[id(x)]
-        made = from_host(x)
+        made = from_host(x, copied=False)
         storage_of(cell_of(made)).computed_on_host = True
         return made
     return type(x)([_up(e, owners) for e in x]) if isinstance(x, (list, tuple)) else x

@@ -1,4 +1,7 @@
-"""Fourier transforms of float16, which torch's C++ has for CUDA only: computed in float32, rounded at the end."""
+"""Fourier transforms of half precision, which torch's C++ has for CUDA only: computed in float32.
+
+Those of float16 are rounded at the end.  There is no complex type of bfloat16: since torch 2.15 results are float32's.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from lazytpu.ir.op_schema import OpOverload, aten
 
 _TRANSFORMS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 _HALF = {torch.float32: torch.float16, torch.complex64: torch.complex32}
+_TAKEN = {torch.float16, torch.bfloat16} if torch.__version__ >= "2.15" else {torch.float16}
 
 
 def kernels() -> Iterator[tuple[str, Callable[..., object]]]:
@@ -26,11 +30,11 @@ def kernels() -> Iterator[tuple[str, Callable[..., object]]]:
 
 def _kernel(overload: OpOverload) -> Callable[..., Tensor]:
     def transform(x: Tensor, *args: object, **kwargs: object) -> Tensor:
-        if x.dtype is not torch.float16:
+        if x.dtype not in _TAKEN:
             result: Tensor = overload.decompose(x, *args, **kwargs)
             return result
         result = overload(x.to(torch.float32), *args, **kwargs)
-        return result.to(_HALF[result.dtype])
+        return result.to(_HALF[result.dtype]) if x.dtype is torch.float16 else result
 
     return transform
 
@@ -39,7 +43,7 @@ def _out_kernel(overload: OpOverload, variant: OpOverload) -> Callable[..., obje
     in_half = with_out(overload, variant)
 
     def transform(x: Tensor, *args: object, **kwargs: object) -> object:
-        if x.dtype is torch.float16:
+        if x.dtype in _TAKEN:
             return in_half(x, *args, **kwargs)
         result: object = overload.decompose(x, *args, **kwargs)
         return result

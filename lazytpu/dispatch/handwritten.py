@@ -185,12 +185,19 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
     events.uploaded(site, time.perf_counter() - began, host.nbytes)
 
 
-def from_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a device tensor with the sizes, strides and contents of a CPU tensor."""
+def from_host(tensor: torch.Tensor, *, copied: bool = True) -> torch.Tensor:
+    """Return a device tensor with the sizes, strides and contents of a CPU tensor.
+
+    Args:
+        copied: one without elements gets the strides of a copy; else its own.
+    """
     if tensor.dim() > _MAX_DIMS:
         raise RuntimeError(f"only tensors with up to {_MAX_DIMS} dims are supported on this device")
     began = time.perf_counter()
-    stride = tuple(_like_stride(tensor, None)) if tensor.numel() else contiguous_stride(tensor.shape)
+    if tensor.numel():
+        stride = tuple(_like_stride(tensor, None))
+    else:
+        stride = contiguous_stride(tensor.shape) if copied else tensor.stride()
     storage = new_storage(root_layout(tuple(tensor.shape), stride, tensor.dtype), transfers.to_device(tensor))
     storage.origin = site = line_here()
     events.uploaded(site, time.perf_counter() - began, tensor.nbytes)

@@ -31,6 +31,7 @@ from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import elements_of, is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
 from lazytpu.lowering.registry import Kwargs, Results, is_strided, on_one_cpu, rule_of
+from lazytpu.lowering.rounded_products import products_to_keep
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
 from lazytpu.lowering.slice_writes import apart, overlapping_writes
@@ -56,7 +57,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
     waits = reads_before(graph) if on_one_cpu() else {}
     stretches = stretches_of(graph, set(waits))
     overlapping = overlapping_writes(graph)
-    links = links_to_keep(graph)
+    in_memory = links_to_keep(graph) | products_to_keep(graph)
 
     def step(
         inputs: Sequence[jax.Array], floats: jax.Array | None, ints: jax.Array | None, complexes: jax.Array | None
@@ -89,8 +90,8 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
                 values |= _run(nodes[0], args, kwargs, scopes[0], filled)
             for value in [v for node in nodes for v in node.values if v in waits]:  # in order: the same in each process
                 values[value] = after([values[v] for v in waits[value]], values[value])
-            if links:
-                values |= {v: kept(values[v]) for node in nodes for v in node.values if v in links}
+            if in_memory:
+                values |= {v: kept(values[v]) for node in nodes for v in node.values if v in in_memory}
             for value in ends.get(i, ()):
                 values.pop(value, None)
         outputs = _concatenated([values[v] for v in graph.outputs], graph.concatenated)

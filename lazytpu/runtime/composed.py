@@ -1,4 +1,4 @@
-"""Compose ops for which torch has no CPU kernel of ops for which it has one."""
+"""Compose ops for which torch has no CPU kernel, or none that bears all values, of ops for which it has one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lazytpu.dtypes import HALVES
 from lazytpu.ir.tree import Node
+from lazytpu.runtime.guarded_kernels import GUARDED
 from lazytpu.runtime.recurrent_kernels import KERNELS
 
 aten = torch.ops.aten
@@ -52,7 +53,7 @@ def _attention(
     rng: None = None,
 ) -> _Results:
     """Compute attention without dropout, and where that is free the logarithms of the sums of its rows."""
-    if _has_flash(query, key, value, bias):
+    if has_flash(query, key, value, bias):
         found, sums = _flash(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale)
         return [found, sums.contiguous() if sums.dtype == torch.float32 else None, *[None] * 7]
     grouped = query.shape[-3] != key.shape[-3]
@@ -80,7 +81,7 @@ def _attention_backward(
     """
     if query.dtype == torch.float64:
         result = sums = None  # torch keeps float32 of these
-    if _has_flash(query, key, value, bias) and not wanted[3]:
+    if has_flash(query, key, value, bias) and not wanted[3]:
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         if result is None or sums is None:
             result, sums = _flash(query, key, value, 0.0, bool(rest[-3]), attn_mask=bias, scale=scale)
@@ -122,7 +123,7 @@ _flash = aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def _has_flash(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> bool:
+def has_flash(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> bool:
     """Return whether the kernel that holds few scores at a time takes these, as torch asks: it does not ask itself."""
     if any(x is not None and x.stride(-1) != 1 for x in (query, key, value, bias)):
         return False
@@ -138,6 +139,7 @@ COMPOSED: dict[torch._ops.OpOverload, Callable[..., Tensor | _Results]] = {
     aten.linear_backward.default: _linear_backward,
     aten._scaled_dot_product_fused_attention_overrideable.default: _attention,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _attention_backward,
+    **GUARDED,
     **KERNELS,
 }
 """Op to a function of its arguments that returns its results."""

@@ -18,7 +18,7 @@ from lazytpu.tensors.storage import Alias, Storage, resolve, storage_of
 from lazytpu.tracing.record import cell_of, is_device_tensor
 from lazytpu.tracing.sample_tensors import call_with_samples, error_of, named_arguments
 
-_OVERLAP = "unsupported operation: "  # how torch's errors about overlapping memory begin
+_OVERLAP = ("unsupported operation: ", "must not overlap")  # pieces of torch's errors about overlapping memory
 _MAX_ACCEPTED = 4096
 _accepted: dict[object, None] = {}  # what was checked, of which op, and its signature
 
@@ -44,9 +44,9 @@ def check_overlap(overload: OpOverload, args: Sequence[object], kwargs: dict[str
     """Raise torch's error where an op must not write to memory that `may_alias`."""
     key = ("overlap", overload, aliasing_signature((args, kwargs)))
     if key not in _accepted:
-        text = str(error_of(overload, named_arguments(overload, args, kwargs)))
-        if text.startswith(_OVERLAP):
-            raise RuntimeError(text)
+        error = error_of(overload, named_arguments(overload, args, kwargs))
+        if any(piece in str(error) for piece in _OVERLAP):
+            raise type(error)(str(error))
         _accept(key)
 
 

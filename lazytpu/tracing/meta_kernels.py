@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch._decomp import decomposition_table
 
+from lazytpu.runtime.composed import has_flash
+
 _library = torch.library.Library("aten", "IMPL")
 
 
@@ -63,17 +65,32 @@ def _multinomial(
     return probabilities.new_empty((*probabilities.shape[:-1], num_samples), dtype=torch.int64)
 
 
+def _normal(mean: torch.Tensor, std: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Return a tensor of the dtype of the means, whatever that of the deviations: torch's own takes both together."""
+    return mean.new_empty(torch.broadcast_shapes(mean.shape, std.shape))
+
+
 def _attention_backward(
     grad: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attn_bias: torch.Tensor | None,
+    grad_input_mask: Sequence[bool],
     *rest: object,
     **options: object,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return gradients of query, key, value and bias, each like what it is of."""
-    return tuple([None if x is None else torch.empty_like(x) for x in (query, key, value, attn_bias)])
+    """Return gradients of query, key, value and bias: each as the CPU's kernel lays it out, else like what it is of.
+
+    The CPU's kernel that holds few scores at a time, which takes no dropout, has the heads of a row side by side.
+    """
+    by_rows = rest[6] == 0 and not grad_input_mask[3] and has_flash(query, key, value, attn_bias)
+
+    def like(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+    made = [like(x) if by_rows else torch.empty_like(x) for x in (query, key, value)]
+    return *made, None if attn_bias is None else torch.empty_like(attn_bias)
 
 
 def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
@@ -91,13 +108,11 @@ _ATTENTION_BACKWARD = "_scaled_dot_product_fused_attention_overrideable_backward
 
 def register() -> None:
     """Give torch these kernels."""
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(
-        f"aten::{_ATTENTION_BACKWARD}", "Meta"
-    ):  # torch 2.10 and 2.11
-        _library.impl(_ATTENTION_BACKWARD, _attention_backward, "Meta")
+    _library.impl(_ATTENTION_BACKWARD, _attention_backward, "Meta", allow_override=True)
     _library.impl("_thnn_fused_lstm_cell", _lstm_cell, "Meta", allow_override=True)
     _library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta", allow_override=True)
     _library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta", allow_override=True)
+    _library.impl("normal.Tensor_Tensor", _normal, "Meta", allow_override=True)
     _library.impl("roll", _roll, "Meta", allow_override=True)
     _library.impl("multinomial", _multinomial, "Meta", allow_override=True)
     _library.impl("multilabel_margin_loss_forward", _multilabel_margin_loss, "Meta", allow_override=True)

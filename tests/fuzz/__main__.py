@@ -2,6 +2,7 @@
 
     python -m tests.fuzz --programs 1000 --seed 0 --reduce
     python -m tests.fuzz --programs 100 --mode jit
+    python -m tests.fuzz --programs 100 --effort both   # interpreted, then compiled
     python -m tests.fuzz --seed 4711                 # one program, printed
     python -m tests.fuzz --ops --programs 1000       # calls of single operators
 
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--mode", default="", choices=("", "trace", "compile", "jit", "dynamo"), help="for all programs"
     )
+    parser.add_argument("--effort", default="", choices=("", *sorted({*worker.EFFORTS})), help="to compile; by turns")
     parser.add_argument("--reduce", action="store_true", help="make programs that fail small")
     parser.add_argument("--ops", action="store_true", help="single operators with unusual operands")
     parser.add_argument("--only", default="", help="with --ops: names of operators, separated by commas")
@@ -45,11 +47,11 @@ def main() -> int:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        worker.serve()
+        worker.serve(options.effort)
         return 0
     from tests.fuzz import campaign
 
-    checker = worker.LocalWorker(by_turns=True) if options.here else worker.ChildWorker()
+    checker = worker.LocalWorker(options.effort) if options.here else worker.ChildWorker(options.effort)
     seeds = range(options.seed, options.seed + options.programs)
     start, deadline = time.monotonic(), time.monotonic() + options.seconds
     tell = functools.partial(print, flush=True)
@@ -63,6 +65,7 @@ def main() -> int:
     if options.record:
         table = json.loads(options.record.read_text()) if options.record.exists() else {}
         run = {"what": "calls of operators" if options.ops else "programs", "first seed": options.seed, "ended": ended}
+        run |= {"effort": options.effort} if options.effort else {}
         run |= {"seconds": round(seconds), "differ": failed, "date": date.today().isoformat()}
         table.setdefault("fuzz", []).append(run)
         options.record.write_text(json.dumps(table, indent=1) + "\n")

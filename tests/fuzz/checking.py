@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -17,30 +17,48 @@ BATCHES = {"trace": 32, "compile": 8, "jit": 4, "dynamo": 4}
 """How many programs of a mode become one graph: a compile has its fixed costs."""
 
 Given = tuple[Program, float]
+BOTH = {"interpreted": 1 << 20, "compiled": 1}
+"""The values of ``config.compile_after`` for the runs of a traced program, by what its graphs are then."""
 
 
-def check(program: Program, largest: float = 1e4) -> list[str]:
+def check(program: Program, largest: float = 1e4, both: bool = False) -> list[str]:
     """What differs between the two devices.
 
     Args:
         largest: the largest magnitude of a float in the program.
+        both: run it twice where it is traced, interpreted and compiled.
     """
-    return check_together([(program, largest)])[0]
+    return check_together([(program, largest)], both)[0]
 
 
-def check_together(programs: Sequence[Given]) -> list[list[str]]:
+def check_together(programs: Sequence[Given], both: bool = False) -> list[list[str]]:
     """What differs, for each of some programs of one mode that become one graph."""
-    if len(programs) > 1 and programs[0][0].mode != "trace":
+    traced = programs[0][0].mode == "trace"
+    if len(programs) > 1 and not traced:
         together = joined([program for program, _ in programs])
         found = check(together, max(largest for _, largest in programs))
         return [found for _ in programs]
     expected = [run(program, CPU) for program, _ in programs]
-    got = run_together([program for program, _ in programs], lazytpu.device())
-    _forget_failures()
-    return [
-        _not_torchs_own(program, outcome, differences(program, want, outcome, largest), largest)
-        for (program, largest), want, outcome in zip(programs, expected, got, strict=True)
-    ]
+    found_of: list[list[str]] = [[] for _ in programs]
+    for name in BOTH if both and traced else [""]:
+        with compiling(name):
+            got = run_together([program for program, _ in programs], lazytpu.device())
+            _forget_failures()
+        for found, (program, largest), want, outcome in zip(found_of, programs, expected, got, strict=True):
+            texts = _not_torchs_own(program, outcome, differences(program, want, outcome, largest), largest)
+            found += (f"{name}, {text}" if name else text for text in texts)
+    return found_of
+
+
+@contextlib.contextmanager
+def compiling(name: str) -> Iterator[None]:
+    """Interpret or compile graphs, where one of `BOTH` is named."""
+    kept = lazytpu.config.compile_after
+    lazytpu.config.compile_after = BOTH.get(name, kept)
+    try:
+        yield
+    finally:
+        lazytpu.config.compile_after = kept
 
 
 def groups(programs: Iterable[Given]) -> list[list[Given]]:

@@ -19,6 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import lazytpu
+from tests.fuzz.checking import BOTH, compiling
 from tests.fuzz.comparing import _TOLERANCE, _wide, close
 from tests.fuzz.running import CPU
 
@@ -29,6 +30,7 @@ _LEFT_OUT = re.compile(
     # undefined: a shift by more than the bits, a conversion of what does not fit
     r"|shift|^(byte|char|short|int|long|half|bfloat16|cfloat|chalf|cdouble|to)$|histogram|^_"
 )
+_ORDERING = re.compile(r"max|min|sort|topk|kthvalue|median|mode$|clamp|unique|quantile")  # zeros are equal to these
 _DTYPES = (torch.float32, torch.float32, torch.int64, torch.int32, torch.float64, torch.uint8, torch.int8, torch.bool)
 _DTYPES += (torch.bfloat16, torch.float16, torch.complex64)
 _SHAPES = (
@@ -156,15 +158,19 @@ def _call_of(op: Any, rng: random.Random, dtype: torch.dtype, special: bool) -> 
 def _bears_specials(name: str) -> bool:
     """Whether infinities and NaN may stand in an operand: factorizations and the like say nothing of them."""
     return not re.search(
-        r"linalg|cholesky|inverse|det|solve|matrix_exp|cov|corrcoef|fft|grid|interpolate|upsample", name
+        r"linalg|cholesky|inverse|det|solve|matrix_exp|cov|corrcoef|fft|grid|interpolate|upsample|attention", name
     )
 
 
 # --- checking -------------------------------------------------------------------------------------------------------
 
 
-def check_op(name: str, seed: int) -> list[str]:
-    """What differs between the CPU and the device in the call that a seed draws."""
+def check_op(name: str, seed: int, both: bool = False) -> list[str]:
+    """What differs between the CPU and the device in the call that a seed draws.
+
+    Args:
+        both: call it twice, interpreted and compiled.
+    """
     op, rng = entries()[name], random.Random(seed)
     dtypes = [d for d in _DTYPES if d in op.dtypes] or [next(iter(op.dtypes))]
     dtype, special = rng.choice(dtypes), rng.random() < 0.5
@@ -181,12 +187,20 @@ def check_op(name: str, seed: int) -> list[str]:
             want = _results(call, args, kwargs, CPU, grad)
         except Exception:
             return []  # of errors there are tests of their own
-        try:
-            got = [x.cpu() if isinstance(x, torch.Tensor) else x for x in _results(call, args, kwargs, device, grad)]
-        except Exception as error:
-            return [f"{_shown(args, kwargs)}: error\n  {type(error).__name__}: {str(error)[:400]}\n  not raised"]
-        found = list(_differences(want, got, lambda: _results(call, args, kwargs, CPU, grad, wide=True)))
-    return [f"{_shown(args, kwargs)}{' gradient' if grad else ''}: {text}" for text in found]
+        given = f"{_shown(args, kwargs)}{' gradient' if grad else ''}"
+        found: list[str] = []
+        for path in BOTH if both else [""]:
+            try:
+                with compiling(path):
+                    got = _results(call, args, kwargs, device, grad)
+                    got = [x.cpu() if isinstance(x, torch.Tensor) else x for x in got]
+            except Exception as error:
+                texts = [f"error\n  {type(error).__name__}: {str(error)[:400]}\n  not raised"]
+            else:
+                signed = not _ORDERING.search(name)
+                texts = [*_differences(want, got, lambda: _results(call, args, kwargs, CPU, grad, wide=True), signed)]
+            found += (f"{path} {given}: {text}".lstrip() for text in texts)
+    return found
 
 
 def _results(call: Call, args: Any, kwargs: Any, device: torch.device, grad: bool, wide: bool = False) -> list[Any]:
@@ -212,7 +226,10 @@ def _results(call: Call, args: Any, kwargs: Any, device: torch.device, grad: boo
     return [r.detach().resolve_conj().resolve_neg() if isinstance(r, torch.Tensor) else r for r in results]
 
 
-def _differences(want: list[Any], got: list[Any], precise: Callable[[], list[Any]]) -> Iterator[str]:
+def _differences(
+    want: list[Any], got: list[Any], precise: Callable[[], list[Any]], signed: bool = True
+) -> Iterator[str]:
+    """What differs in results; also in signs of zeros, where these are ``signed``."""
     if len(want) != len(got):
         yield f"{len(got)} results, not {len(want)}"
         return
@@ -224,7 +241,11 @@ def _differences(want: list[Any], got: list[Any], precise: Callable[[], list[Any
             yield f"shape {g.dtype} {list(g.shape)}, not {w.dtype} {list(w.shape)}"
         elif not close(w, g) and not _each_near(w, g, precise, n):
             yield f"values {_first(w, g)}"
-        elif w.dtype.is_floating_point and bool((zeros := _zeros_of_unlike_sign(w.double(), g.double())).any()):
+        elif (
+            signed
+            and w.dtype.is_floating_point
+            and bool((zeros := _zeros_of_unlike_sign(w.double(), g.double())).any())
+        ):
             yield f"signed zero in {int(zeros.sum())} of {w.numel()}, at {zeros.nonzero()[0].tolist()}"
 
 

@@ -157,7 +157,7 @@ def _call(program: Program, space: dict[str, Any], outcome: Outcome, wrapper: An
             space.update(zip(results, got if isinstance(got, tuple) else (got,), strict=True) if results else {})
             for text in program.after:
                 exec(code(text), space)
-            _look_at_all([*program.arguments, *results], space, outcome, f"after call {call + 1}")
+            _look_at_all([*program.arguments, *results], space, outcome, f"after call {call + 1}", captured=True)
 
 
 @contextlib.contextmanager
@@ -178,11 +178,12 @@ def _kept(outcome: Outcome) -> Iterator[None]:
         outcome.error("the call", error)
 
 
-def _look_at_all(names: list[str], space: dict[str, Any], outcome: Outcome, when: str) -> None:
+def _look_at_all(names: list[str], space: dict[str, Any], outcome: Outcome, when: str, captured: bool = False) -> None:
     tensors = [(name, space[name]) for name in names if isinstance(space.get(name), torch.Tensor)]
     storages: dict[int, str] = {}
-    aliases = [storages.setdefault(t.untyped_storage()._cdata, name) for name, t in tensors]
-    outcome.seen[f"storages {when}"] = " ".join(f"{n}:{a}" for (n, _), a in zip(tensors, aliases, strict=True))
+    lying = [(n, t) for n, t in tensors if t.numel() or not captured]  # what is captured may return anew what is empty
+    aliases = [storages.setdefault(t.untyped_storage()._cdata, name) for name, t in lying]
+    outcome.seen[f"storages {when}"] = " ".join(f"{n}:{a}" for (n, _), a in zip(lying, aliases, strict=True))
     with _quiet():
         for name, t in tensors:
             outcome.seen[f"{name} {when}"] = look(t)

@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 PER_EFFORT = 1000  # seeds in a row that are compiled alike
-EFFORTS = ("optimized", "quick", "interpreted", "quick", "plain")
+EFFORTS = ("optimized", "both", "quick", "both", "plain")
 _OPTIONS: dict[str, dict[str, object]] = {
     "optimized": {"xla_backend_optimization_level": "3"},  # as users' programs are
     "plain": {"xla_backend_optimization_level": "0"},
@@ -27,17 +27,18 @@ class LocalWorker:
     """Checks programs in this process.
 
     Args:
-        by_turns: compile with more or less effort, as the seed says; it stays so for the process.
+        effort: how programs are compiled, one of `EFFORTS`; by turns, as their seed says, where it is empty; as the
+            process does anyway where it is None.
     """
 
-    def __init__(self, by_turns: bool = False) -> None:
+    def __init__(self, effort: str | None = None) -> None:
         import torch
 
         from lazytpu.runtime import compiler
 
         torch.set_num_threads(1)
         self._done = 0
-        self._effort = "" if by_turns else None
+        self._asked, self._effort = effort, ""
         self._options_for = compiler.options_for
 
     def seeds(self, seeds: list[int], mode: str = "") -> list[dict[str, Any]]:
@@ -45,13 +46,13 @@ class LocalWorker:
         from tests.fuzz.checking import check, check_together, groups
         from tests.fuzz.drawing import drawn
 
-        self._compile_as(EFFORTS[seeds[0] // PER_EFFORT % len(EFFORTS)])
+        both = self._compile_for(seeds[0])
         self._count(len(seeds))
         verdicts = []
         for some in groups(drawn(seed, mode) for seed in seeds):
             together = [program.seed for program, _ in some]
-            found = check_together(some)
-            alone = [texts and len(some) > 1 and check(*given) for given, texts in zip(some, found, strict=True)]
+            found = check_together(some, both)
+            alone = [texts and len(some) > 1 and check(*given, both) for given, texts in zip(some, found, strict=True)]
             if some[0][0].mode != "trace" and any(alone):
                 found = [texts or [] for texts in alone]  # of those together one does not know whose they are
             for (program, _), texts, own in zip(some, found, alone, strict=True):
@@ -72,9 +73,10 @@ class LocalWorker:
 
         parts = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         program = Program(**parts)
+        both = self._compile_for(program.seed)
         self._count(1)
         try:
-            return check(program, largest) if is_defined(program) else None
+            return check(program, largest, both) if is_defined(program) else None
         except (NameError, AttributeError, SyntaxError):
             return None
 
@@ -82,21 +84,25 @@ class LocalWorker:
         """What differs in a drawn call of an operator."""
         from tests.fuzz.ops import check_op
 
+        both = self._compile_for(seed)
         self._count(1)
-        return check_op(name, seed)
+        return check_op(name, seed, both)
 
-    def _compile_as(self, effort: str) -> None:
-        """Compile as users do, or without LLVM's optimizations, or with XLA's older emitters, or interpret."""
+    def _compile_for(self, seed: int) -> bool:
+        """Compile as users do, or without LLVM's optimizations, or with XLA's older emitters; or interpret, too."""
         import lazytpu
         from lazytpu.runtime import compiler
 
-        if self._effort is None or effort == self._effort:
-            return
-        options_for = self._options_for
-        more = _OPTIONS.get(effort, _OPTIONS["quick"])
-        compiler.options_for = lambda graph: {**options_for(graph), **more}
-        lazytpu.config.compile_after = 2 if effort == "interpreted" else 1
-        self._effort = effort
+        if self._asked is None:
+            return False
+        effort = self._asked or EFFORTS[seed // PER_EFFORT % len(EFFORTS)]
+        if effort != self._effort:
+            options_for = self._options_for
+            more = _OPTIONS.get(effort, _OPTIONS["quick"])
+            compiler.options_for = lambda graph: {**options_for(graph), **more}
+            lazytpu.config.compile_after = 2 if effort == "both" else 1
+            self._effort = effort
+        return effort == "both"
 
     def _count(self, programs: int) -> None:
         import torch
@@ -105,7 +111,7 @@ class LocalWorker:
         if self._done >= PER_DYNAMO:
             self._done = 0
             torch._dynamo.reset()
-            if self._effort is not None:  # a process of its own
+            if self._asked is not None:  # a process of its own
                 gc.collect()
                 gc.freeze()  # `lazytpu.compile` collects garbage each time: what stays need not be looked through
 
@@ -120,8 +126,8 @@ class Died(Exception):
 class ChildWorker:
     """Checks programs in a child process, which is replaced when it has died or grown."""
 
-    def __init__(self, timeout_s: float = 300) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, effort: str = "", timeout_s: float = 300) -> None:
+        self._effort, self._timeout_s = effort, timeout_s
         self._child: subprocess.Popen[str] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -131,7 +137,7 @@ class ChildWorker:
         if self._child is not None and self._child.poll() is not None:
             self._child = None
         if self._child is None:
-            command = [sys.executable, "-m", "tests.fuzz", "--child"]
+            command = [sys.executable, "-m", "tests.fuzz", "--child", "--effort", self._effort]
             self._child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1
             )
@@ -160,13 +166,13 @@ class ChildWorker:
             self._child = None
 
 
-def serve() -> None:
+def serve(effort: str) -> None:
     """Answers calls that come in on lines of JSON."""
     import traceback
 
     warnings.simplefilter("ignore")
     answers, sys.stdout = sys.stdout, sys.stderr
-    local = LocalWorker(by_turns=True)
+    local = LocalWorker(effort)
     for line in sys.stdin:
         name, *args = json.loads(line)
         try:

@@ -168,6 +168,11 @@ _WRONG_IN_JAX: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[tupl
         [(3, 3), (POINTS, 3)],
     ),
     "a slice read through a reshape": (_rows_moved, _moved_by_numpy, [(24,)]),
+    "a product less its maximum": (
+        lambda x: x * 0.1 - (x * 0.1).max(-1, keepdims=True),
+        lambda x: x * np.float32(0.1) - (x * np.float32(0.1)).max(-1, keepdims=True),
+        [(40, 5)],
+    ),
     "a logarithm of an exponential": (lambda x: jnp.log(jnp.exp(x + 100)), lambda x: x + np.inf, [(4,)]),
 }
 

@@ -34,8 +34,10 @@ def _grouped(x, like):
 def _masked_scores(q, k, bias, is_causal, scale, first=0):
     """Return ``scale * q k^T + bias`` [..., heads, queries, keys] in the type to compute in, from row ``first`` on."""
     dtype = compute_dtype(q.dtype)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = _batched(_grouped(q, k), k, -1, -1).reshape(*q.shape[:-1], k.shape[-2]) * jnp.asarray(scale, dtype)
+    scale = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype)
+    early = q.dtype == dtype  # after the product LLVM would leave out a rounding: see `lowering/rounded_products`
+    scores = _batched(_grouped(q * scale if early else q, k), k, -1, -1).reshape(*q.shape[:-1], k.shape[-2])
+    scores = scores if early else scores * scale
     if bias is not None:
         scores = scores + bias.astype(dtype)
     if is_causal:

@@ -133,6 +133,12 @@ def triu_indices(out, row, col, offset=0, **_):
     return _triangle_indices(out, first, col - first)
 
 
+def _within(shape, diagonal):
+    """Return a diagonal that i32 holds: one beyond all elements is as good as any other there."""
+    most = max(shape[-2:]) + 1
+    return max(-most, min(most, diagonal)) if isinstance(diagonal, int) else jnp.clip(diagonal, -most, most)
+
+
 def _below(shape, diagonal):
     """Where column - row <= diagonal."""
     row, column = (lax.broadcasted_iota(jnp.int32, shape[-2:], i) for i in (0, 1))
@@ -141,12 +147,12 @@ def _below(shape, diagonal):
 
 @lowers(aten.tril.default, dynamic="diagonal")
 def tril(out, x, diagonal=0):
-    return lax.select(_below(x.shape, diagonal), x, lax.full_like(x, 0))
+    return lax.select(_below(x.shape, _within(x.shape, diagonal)), x, lax.full_like(x, 0))
 
 
 @lowers(aten.triu.default, dynamic="diagonal")
 def triu(out, x, diagonal=0):
-    return lax.select(_below(x.shape, diagonal - 1), lax.full_like(x, 0), x)
+    return lax.select(_below(x.shape, _within(x.shape, diagonal) - 1), lax.full_like(x, 0), x)
 
 
 def _angles(out, periodic):

@@ -26,6 +26,7 @@ from lazytpu.lowering.support.operands import (
 )
 
 aten = torch.ops.aten
+_BOUNDS_FIT = torch.__version__ >= "2.15"
 
 
 def _is_one(x):
@@ -330,12 +331,20 @@ def where(out, condition, x, y):
     return lax.select(operand(condition, out, bool), *operands(out, x, y, dtype=out.dtype))
 
 
+def _bound(y, out):
+    """Return a bound in the type of the elements: one beyond them is their least or greatest since torch 2.15."""
+    if _BOUNDS_FIT and jnp.issubdtype(out.dtype, jnp.integer):
+        limits = jnp.iinfo(out.dtype)
+        y = jnp.clip(jnp.asarray(y), limits.min, limits.max)
+    return operand(y, out)
+
+
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(out, x, min=None, max=None):
     x = operand(x, out)
     if min is not None:
-        x = lax.max(x, operand(min, out))
-    return cast(x if max is None else lax.min(x, operand(max, out)), out.dtype)
+        x = lax.max(x, _bound(min, out))
+    return cast(x if max is None else lax.min(x, _bound(max, out)), out.dtype)
 
 
 lowers_each(
