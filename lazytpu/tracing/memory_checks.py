@@ -45,7 +45,7 @@ def check_overlap(overload: OpOverload, args: Sequence[object], kwargs: dict[str
     key = ("overlap", overload, aliasing_signature((args, kwargs)))
     if key not in _accepted:
         error = error_of(overload, named_arguments(overload, args, kwargs))
-        if any(piece in str(error) for piece in _OVERLAP):
+        if error is not None and any(piece in str(error) for piece in _OVERLAP):
             raise type(error)(str(error))
         _accept(key)
 

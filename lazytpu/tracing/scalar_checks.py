@@ -60,8 +60,12 @@ _FITS_ALL = 127
 _DIVIDING = {"floor_divide", "fmod", "remainder"}  # and div, where it rounds
 
 # Pieces of the messages about a number that does not fit, or that is zero; others may be about sizes.
-_MISFIT = ("without overflow", "unsigned type with negative limits", "Converting complex Scalar")
-_MISFIT += ("outside the representable range",)  # since torch 2.15
+_MISFIT = (
+    "without overflow",
+    "outside the representable range",  # since torch 2.15
+    "unsigned type with negative limits",
+    "Converting complex Scalar",
+)
 _DIVISION = ("ZeroDivisionError",)
 
 
