@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,7 @@ from lazytpu.torch_backend import (
     saving,
     shields,
     streams,
+    tensor_types,
     torch_module,
 )
 from lazytpu.tracing import meta_kernels, scalar_checks
@@ -82,6 +84,8 @@ def register() -> None:
     # Loggers and the like tell tensors by the name of their class, to need no torch: torch.….…Tensor
     LazyTensor.__module__ = f"torch.{name}"
     vars(torch_module)["LazyTensor"] = LazyTensor
+    sys.modules[f"torch.{name}.amp"] = torch_module.amp  # for `from torch.tpu.amp import autocast`
+    tensor_types.register(torch_module)
     accelerator.register()
     meta_kernels.register()
     _register_kernels()

@@ -6,10 +6,11 @@ one device with one queue.  Code that asks ``torch.get_device_module()`` or ``to
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -205,6 +206,7 @@ def max_memory_allocated(device: Device = None) -> int:
 
 
 memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
+memory_cached, max_memory_cached = memory_allocated, max_memory_allocated  # as torch.cuda called them once
 
 
 def memory_stats(device: Device = None) -> OrderedDict[str, int]:
@@ -224,12 +226,24 @@ def empty_cache() -> None:
     """Do nothing: XLA keeps its own pool, which cannot be told to shrink."""
 
 
+ipc_collect = empty_cache
+OutOfMemoryError = torch.OutOfMemoryError
+
+
 def reset_peak_memory_stats(device: Device = None) -> None:
     """Do nothing: XLA's peak counts from the start of the process."""
     check_index(device)
 
 
-reset_accumulated_memory_stats = reset_peak_memory_stats
+reset_accumulated_memory_stats = reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
+
+
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
+    """Return `memory_allocated`, its peak and what there is, in words."""
+    now, peak, limit = (
+        f"{n / 2**20:,.1f} MiB" for n in (memory_allocated(device), client.memory_peak(), client.memory_limit())
+    )
+    return f"{config.device_name}: {now} allocated, {peak} at most, of {limit}"
 
 
 # --- random numbers -----------------------------------------------------------------------------------------------
@@ -278,11 +292,18 @@ class autocast(torch.autocast):
         super().__init__(config.device_name, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
 
-amp = SimpleNamespace(GradScaler=GradScaler, autocast=autocast)
+amp = ModuleType("torch.tpu.amp", "Mixed precision under the names of ``torch.cuda.amp``.")
+amp.__dict__.update(
+    GradScaler=GradScaler,
+    autocast=autocast,
+    custom_fwd=functools.partial(torch.amp.custom_fwd, device_type=config.device_name),
+    custom_bwd=functools.partial(torch.amp.custom_bwd, device_type=config.device_name),
+)
 
 __all__ = [
     "DeviceProperties",
     "Event",
+    "OutOfMemoryError",
     "Stream",
     "StreamContext",
     "amp",
@@ -301,6 +322,7 @@ __all__ = [
     "get_rng_state_all",
     "init",
     "initial_seed",
+    "ipc_collect",
     "is_available",
     "is_bf16_supported",
     "is_current_stream_capturing",
@@ -308,12 +330,17 @@ __all__ = [
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
+    "max_memory_cached",
     "max_memory_reserved",
     "mem_get_info",
     "memory_allocated",
+    "memory_cached",
     "memory_reserved",
     "memory_stats",
+    "memory_summary",
     "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
     "reset_peak_memory_stats",
     "seed",
     "seed_all",
