@@ -34,6 +34,7 @@ from lazytpu.lowering.registry import Kwargs, Results, is_strided, on_one_cpu, r
 from lazytpu.lowering.rounded_products import products_to_keep
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
+from lazytpu.lowering.slice_sums import SliceSums
 from lazytpu.lowering.slice_writes import apart, overlapping_writes
 from lazytpu.lowering.support.operands import rounded
 
@@ -58,6 +59,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
     stretches = stretches_of(graph, set(waits))
     overlapping = overlapping_writes(graph)
     in_memory = links_to_keep(graph) | products_to_keep(graph)
+    slices = SliceSums(graph)
 
     def step(
         inputs: Sequence[jax.Array], floats: jax.Array | None, ints: jax.Array | None, complexes: jax.Array | None
@@ -71,6 +73,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
             ends.setdefault(i, []).append(value)
         checks: list[jax.Array] = []
         filled: dict[Hashable, list[jax.Array | None]] = {}
+        sums = slices.call()
         for i, stretch in enumerate(stretches):
             nodes = graph.nodes[stretch.start : stretch.stop]
             scopes = [
@@ -87,7 +90,13 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
                     args[1] = apart(args[1], args[0])
                 if graph.checked:
                     checks += report_rows(nodes[0].op.recorded, stretch.start, args, kwargs)
-                values |= _run(nodes[0], args, kwargs, scopes[0], filled)
+                if sums is not None:
+                    sums.note(nodes[0], args)
+                if sums is not None and nodes[0] in sums.sums:
+                    total = partial(sums.total, nodes[0])
+                    values[nodes[0].value] = call_rule(nodes[0].op, nodes[0].site, scopes[0], "", total)
+                else:
+                    values |= _run(nodes[0], args, kwargs, scopes[0], filled)
             for value in [v for node in nodes for v in node.values if v in waits]:  # in order: the same in each process
                 values[value] = after([values[v] for v in waits[value]], values[value])
             if in_memory:
