@@ -15,7 +15,7 @@ import torch
 import typer
 
 import lazytpu
-from lazytpu.cli import late_imports, shims, spawned
+from lazytpu.cli import cuda_names, late_imports, shims, spawned
 from lazytpu.debug import profiler
 from lazytpu.debug.passes import FLAGS
 from lazytpu.ir.tree import trace
@@ -36,6 +36,7 @@ class Script:
         profile: folder for a profile, empty for none.
         needed: shims to install first.
         on_default_device: whether tensors are made on the device where the script names none.
+        for_cuda: whether ``cuda`` means the device in the script and in the modules beside it.
     """
 
     target: str
@@ -45,6 +46,7 @@ class Script:
     profile: str = ""
     needed: list[shims.Shim] = field(default_factory=list)
     on_default_device: bool = False
+    for_cuda: bool = False
     _variables: object = field(default=None, init=False)
 
     def execute(self) -> int:
@@ -57,6 +59,8 @@ class Script:
         spawned.prepare_workers(self.needed)
         sys.argv = [self.target, *self.arguments]
         _hide_own_frames()
+        if self.for_cuda:
+            cuda_names.install(self.target)
         if self.on_default_device:
             torch.set_default_device(lazytpu.device())
         ended: SystemExit | None = None
@@ -84,7 +88,7 @@ class Script:
         if self.is_module:
             return runpy.run_module(self.target, run_name="__main__", alter_sys=True)
         if os.path.isfile(self.target) and not self.target.endswith((".zip", ".pyz", ".pyc")):
-            return _run_file(self.target)
+            return _run_file(self.target, self.for_cuda)
         return runpy.run_path(self.target, run_name="__main__")
 
 
@@ -119,6 +123,9 @@ def run(
     default_device: Annotated[
         bool, typer.Option("--default-device", help="Make tensors on the device where the script names none.")
     ] = False,
+    cuda: Annotated[
+        bool, typer.Option("--cuda", help="Let `cuda` mean the device in the script and in the modules beside it.")
+    ] = False,
     compat: Annotated[
         list[str] | None,
         typer.Option(
@@ -146,7 +153,7 @@ def run(
         _dump_passes(dump)
     if metrics is not None:
         lazytpu.config.metrics_file = str(metrics)
-    chosen = Script(script, arguments or [], module, explain, str(profile or ""), needed, default_device)
+    chosen = Script(script, arguments or [], module, explain, str(profile or ""), needed, default_device, cuda)
 
 
 def _dump_passes(dump: Path | None) -> None:
@@ -157,7 +164,7 @@ def _dump_passes(dump: Path | None) -> None:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 
 
-def _run_file(path: str) -> types.ModuleType:
+def _run_file(path: str, for_cuda: bool = False) -> types.ModuleType:
     """Run a file in a new ``__main__``, which is returned and stays, as threads and exit handlers may still need it."""
     full = os.path.abspath(path)
     if not sys.flags.safe_path:
@@ -165,7 +172,8 @@ def _run_file(path: str) -> types.ModuleType:
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=full, __builtins__=__builtins__, __cached__=None)
     sys.modules["__main__"] = main
-    code = compile(Path(path).read_bytes(), full, "exec", dont_inherit=True)
+    source = Path(path).read_bytes()
+    code = cuda_names.compiled(source, full) if for_cuda else compile(source, full, "exec", dont_inherit=True)
     exec(code, main.__dict__)
     return main
 
