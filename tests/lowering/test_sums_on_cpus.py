@@ -36,13 +36,13 @@ def _gradients(y, xs):
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "padding", "dilation", "multiple"),
     [
-        ((2, 3, 5, 37), (3, 5), (1, 1), (1, 2), (1, 1), 1),  # a row in three blocks, the last one short
+        ((2, 3, 9, 37), (9, 8), (1, 1), (4, 2), (1, 1), 1),  # many taps, a row in three blocks, the last one short
+        ((3, 2, 20, 9), (13, 5), (2, 3), (0, 1), (1, 1), 2),
         ((4, 2, 9, 40), (2, 3), (2, 3), (0, 1), (2, 1), 2),
         ((3, 2, 33), (4,), (3,), (2,), (1,), 1),
         ((2, 4, 6, 6), (1, 2), (3, 2), (0, 0), (1, 1), 1),  # remainders of the stride that no tap reaches
         ((1, 2, 4, 5, 18), (2, 2, 3), (1, 2, 1), (1, 0, 1), (1, 1, 2), 1),
-        ((6, 12, 20, 24), (3, 3), (1, 1), (1, 1), (1, 1), 1),  # a loop over images
-        ((1, 24, 20, 24), (3, 2), (1, 2), (1, 0), (1, 1), 2),  # over channels
+        ((1, 24, 20, 24), (3, 2), (1, 2), (1, 0), (1, 1), 2),  # a single image
     ],
 )
 def test_depthwise_convolutions_and_their_gradients(size, kernel, stride, padding, dilation, multiple):

@@ -13,9 +13,19 @@ import numpy as np
 from jax import lax
 
 from lazytpu.lowering.support import conv_matmul
-from lazytpu.lowering.support.conv_matmul import CORES, _framed, _loop, _offsets, divisor_up_to, put, taken
+from lazytpu.lowering.support.calls import apart
+from lazytpu.lowering.support.conv_matmul import (
+    CORES,
+    _framed,
+    _loop,
+    _offsets,
+    divisor_up_to,
+    dynamic_slice,
+    put,
+    taken,
+)
 
-_PLACES = 1 << 13  # of a result from which on a loop is worth an iteration
+_TAPS = 64  # of a window up to which a loop over them is the fastest gradient of depthwise weights
 _BLOCK = 16  # places of a row that are multiplied with each other; all but a kernel's width of the products are waste
 _COLUMN_BYTES = CORES << 23  # memory for the columns of such products at a time
 
@@ -38,7 +48,7 @@ def _each_tap(x, sizes, stride, offsets):
         yield lax.slice(x, (0, 0, *tap), limit, (1, 1, *stride))
 
 
-def _depthwise(x, w, sizes, stride, offsets):
+def _depthwise(sizes, stride, offsets, x, w):
     """``w`` is [channel, multiple, tap]; the result [image, channel * multiple, *sizes]."""
     x, offsets = _framed(x, sizes, stride, offsets)
     w = w.reshape(*w.shape, *[1] * len(sizes))
@@ -46,27 +56,9 @@ def _depthwise(x, w, sizes, stride, offsets):
     return y.reshape(len(x), -1, *sizes)
 
 
-def _depthwise_in_turn(x, w, sizes, stride, offsets):
-    """Return ``_depthwise`` by a loop over images, or over the channels of a single one.
-
-    A loop's result is put in memory.  What is no loop's is computed by XLA once for each reader, with all its taps.
-    """
-    axis = 0 if len(x) > 1 else 1
-    size, multiple = x.shape[axis], (1, w.shape[1])[axis]
-    places = len(x) * w.shape[0] * w.shape[1] * math.prod(sizes) // max(size, 1)  # of each part of the result
-    count = divisor_up_to(min(size // 2, -(-_PLACES // max(places, 1))), size)
-    if size < 2 or count * places < _PLACES // 4:
-        return _depthwise(x, w, sizes, stride, offsets)
-
-    def body(i, y):
-        part = taken(x, i * count, count, axis)
-        of_part = taken(w, i * count, count, 0) if axis else w
-        part = _depthwise(part, of_part, sizes, stride, offsets)
-        return put(y, part, i * count * multiple, axis)
-
-    x, offsets = _framed(x, sizes, stride, offsets)
-    y = jnp.zeros((len(x), w.shape[0] * w.shape[1], *sizes), x.dtype)
-    return _loop(size // count, body, y)
+def _depthwise_apart(x, w, sizes, stride, offsets):
+    """Return ``_depthwise``, put in memory: XLA would compute it once for each reader, with all its taps."""
+    return apart(_depthwise, tuple(sizes), tuple(stride), tuple(map(tuple, offsets)))(x, w)
 
 
 def _taps_last(w, channels):
@@ -75,7 +67,7 @@ def _taps_last(w, channels):
 
 def forward(x, w, sizes, stride, padding, dilation, groups):
     if w.shape[1] == 1:
-        return _depthwise_in_turn(x, _taps_last(w, groups), sizes, stride, _offsets(w.shape[2:], padding, dilation))
+        return _depthwise_apart(x, _taps_last(w, groups), sizes, stride, _offsets(w.shape[2:], padding, dilation))
     how = sizes, stride, padding, dilation
     y = lax.map(lambda xw: conv_matmul.forward(*xw, *how), (_split(x, groups, 1), _split(w, groups, 0)))
     return _joined(y, 1)
@@ -90,7 +82,7 @@ def input_gradient(grad, w, spatial, stride, padding, dilation, groups):
     if grad.shape[1] == groups:
         return _depthwise_input_gradient(grad, w.reshape(groups, *w.shape[2:]), spatial, stride, offsets)
     x = jax.ShapeDtypeStruct((len(grad), groups, *spatial), grad.dtype)
-    spread = jax.linear_transpose(lambda x: _depthwise(x, _taps_last(w, groups), grad.shape[2:], stride, offsets), x)
+    spread = jax.linear_transpose(lambda x: _depthwise(grad.shape[2:], stride, offsets, x, _taps_last(w, groups)), x)
     return spread(grad)[0]
 
 
@@ -106,7 +98,7 @@ def _depthwise_input_gradient(grad, w, spatial, stride, offsets):
             back.append([(r - offset[j]) // s for j in taps])
             kept = kept if len(taps) == len(offset) else jnp.take(kept, np.array(taps, np.int32), d + 1)
         if kept.size:
-            parts.append(_depthwise_in_turn(grad, kept.reshape(channels, 1, -1), sizes, [1] * len(sizes), back))
+            parts.append(_depthwise_apart(grad, kept.reshape(channels, 1, -1), sizes, [1] * len(sizes), back))
         else:
             parts.append(jnp.zeros((images, channels, *sizes), grad.dtype))
     if len(parts) == 1:
@@ -118,20 +110,52 @@ def _depthwise_input_gradient(grad, w, spatial, stride, offsets):
 
 
 def weight_gradient(grad, x, kernel, stride, padding, dilation, groups):
+    how = kernel, stride, padding, dilation
     if x.shape[1] != groups:
-        how = kernel, stride, padding, dilation
         w = lax.map(lambda gx: conv_matmul.weight_gradient(*gx, *how), (_split(grad, groups, 1), _split(x, groups, 1)))
         return _joined(w, 0)
-    return _depthwise_weight_gradient(grad, x, kernel, stride, padding, dilation, groups)
+    by_tap = math.prod(kernel) <= _TAPS
+    return (_depthwise_weight_gradient_by_tap if by_tap else _depthwise_weight_gradient)(grad, x, *how)
 
 
-def _depthwise_weight_gradient(grad, x, kernel, stride, padding, dilation, groups):
+def _depthwise_weight_gradient_by_tap(grad, x, kernel, stride, padding, dilation):
+    """Return the gradient of depthwise weights by a loop over the taps, whose body sums over the images.
+
+    What is left to sum is a product with ones, for all taps at once.
+    """
+    images, channels, *sizes = grad.shape
+    framed, offsets = _framed(
+        jnp.repeat(x, channels // x.shape[1], 1), sizes, stride, _offsets(kernel, padding, dilation)
+    )
+    starts, zero = jnp.asarray(np.array([*itertools.product(*offsets)], np.int32)), jnp.int32(0)
+    axes = (0, 2) if images == 1 and len(sizes) > 1 else (0,)  # rows, where there are no images to sum over
+    places = math.prod(sizes[len(axes) - 1 :])
+    sum_of = apart(_tap_times, tuple(stride), axes)
+
+    def body(t, sums):
+        start = dynamic_slice(starts, [t, zero], [1, len(sizes)])
+        return put(sums, sum_of(grad, framed, start).reshape(1, channels, places), t, 0)
+
+    sums = _loop(len(starts), body, jnp.zeros((len(starts), channels, places), x.dtype))
+    sums = sums.reshape(-1, places) @ jnp.ones((places, 1), x.dtype)
+    return sums.reshape(len(starts), channels).T.reshape(channels, 1, *kernel)
+
+
+def _tap_times(stride, axes, grad, x, start):
+    """Return the sum over ``axes`` of grad [image, channel, *sizes] times the tap of x from ``start`` [1, dim] on."""
+    spans = [(n - 1) * s + 1 for n, s in zip(grad.shape[2:], stride, strict=True)]
+    corner = [jnp.int32(0)] * 2 + [start[0, d] for d in range(len(spans))]
+    tap = dynamic_slice(x, corner, [*x.shape[:2], *spans])
+    return (grad * lax.slice(tap, [0] * tap.ndim, tap.shape, (1, 1, *stride))).sum(axes)
+
+
+def _depthwise_weight_gradient(grad, x, kernel, stride, padding, dilation):
     """Return the gradient of depthwise weights by one product a channel; a sum for each tap would be a kernel each.
 
     The last dimension is taken in blocks of places.  A block of the gradient, times the part of each row of the input
     that it was computed from, summed over rows, images and blocks, has the sums of all taps on its diagonals.
     """
-    images, sizes, multiple = len(x), grad.shape[2:], grad.shape[1] // groups
+    images, groups, sizes, multiple = *x.shape[:2], grad.shape[2:], grad.shape[1] // x.shape[1]
     blocks = -(-sizes[-1] // _BLOCK)
     places = -(-sizes[-1] // blocks)
     whole = (*sizes[:-1], blocks * places)
