@@ -89,13 +89,13 @@ class Config:
     def __setattr__(self, name: str, value: Any) -> None:
         spec = _FIELDS.get(name)
         if spec is None:
-            raise AttributeError(f"lazytpu.config has no field {name!r}; fields are {', '.join(_FIELDS)}")
+            raise AttributeError(f"lazytpu.config has no field {name!r}; its fields are {', '.join(_FIELDS)}")
         if type(value) is not type(spec.default):
-            raise TypeError(f"lazytpu.config.{name} is a {type(spec.default).__name__}, not {value!r}")
+            raise TypeError(f"lazytpu.config.{name} must be of type {type(spec.default).__name__}, not {value!r}")
         choices = spec.metadata["choices"]
         given = [part.strip() for part in str(value).split(",")] if spec.metadata["several"] else [value]
         if choices and not set(given) <= set(choices):
-            raise ValueError(f"lazytpu.config.{name} is one of {', '.join(map(repr, choices))}, not {value!r}")
+            raise ValueError(f"lazytpu.config.{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
         if self is globals().get("config") and value != getattr(self, name):
             notify("setting_changing", name, value)
         object.__setattr__(self, name, value)
@@ -119,11 +119,11 @@ def _parse(text: str, kind: type, variable: str) -> Any:
             return True
         if text.lower() in ("", "0", "false", "no", "off"):
             return False
-        raise ValueError(f"{variable} is 0 or 1, not {text!r}")
+        raise ValueError(f"{variable} must be 0 or 1, not {text!r}")
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"{variable} is a {kind.__name__}, not {text!r}") from None
+        raise ValueError(f"{variable} must be of type {kind.__name__}, not {text!r}") from None
 
 
 config = _from_environment()

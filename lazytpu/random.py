@@ -59,7 +59,7 @@ def set_rng_state(state: torch.Tensor) -> None:
         ValueError: ``state`` is not a ``uint8`` tensor of 16 elements.
     """
     if state.dtype != torch.uint8 or state.numel() != 16:
-        raise ValueError(f"the RNG state is a uint8 tensor of 16 elements, not {state.dtype} of {state.numel()}")
+        raise ValueError(f"the RNG state must be a uint8 tensor of 16 elements, not {state.dtype} of {state.numel()}")
     raw = bytes(state.cpu().tolist())
     default_generator.seed = int.from_bytes(raw[:8], "little")
     default_generator.counter = int.from_bytes(raw[8:], "little")

@@ -115,7 +115,7 @@ def manifest_of(read: Callable[[str], bytes], place: str) -> dict[str, Any]:
         raise ArtifactError(f"{place}: its manifest cannot be read: {error}", fix="save it again") from None
     if found[0] != FORMAT:
         raise ArtifactError(
-            f"{place} has format {found[0]}, and this lazytpu reads format {FORMAT}", fix="use a later lazytpu"
+            f"{place} has format {found[0]}, and this lazytpu reads format {FORMAT}", fix="install a newer lazytpu"
         )
     return manifest
 

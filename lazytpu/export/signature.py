@@ -140,7 +140,7 @@ def dump_spec(spec: TreeSpec) -> str:
     try:
         return treespec_dumps(spec)
     except NotImplementedError as error:
-        raise TypeError(f"arguments or results nest in a class that cannot be saved: {error}") from None
+        raise TypeError(f"arguments or results hold a pytree class that cannot be saved: {error}") from None
 
 
 def load_spec(text: str) -> TreeSpec:

@@ -96,7 +96,7 @@ def _check_branches(higher: HigherOrder, bodies: Sequence[Subgraph]) -> None:
         types = [[(v.layout.size, v.layout.dtype) for v in body.graph.outputs] for body in bodies]
         if types[0] != types[1]:
             texts = [", ".join(repr(v.layout) for v in body.graph.outputs) for body in bodies]
-            raise RuntimeError(f"the branches of torch.cond give other types: {texts[0]} and {texts[1]}")
+            raise RuntimeError(f"the branches of torch.cond return different types: {texts[0]} and {texts[1]}")
 
 
 def body_of(function: Body, given: Sequence[Any]) -> Subgraph:

@@ -105,7 +105,7 @@ class _Jit:
                         raise
                     more = {"allow_rnn": True}
                 if more.items() <= self._allowed.items():
-                    raise LazyTPUError(f"Dynamo did not heed {more}")
+                    raise LazyTPUError(f"Dynamo ignored {more}")
                 self._allowed |= more
         except (exc.Unsupported, exc.UserError, exc.InternalTorchDynamoError) as error:
             if isinstance(error, exc.InternalTorchDynamoError) and _TWO_MASKS not in str(error):

@@ -85,7 +85,7 @@ class DeviceLoader:
         parts: bool = False,
     ) -> None:
         if prefetch < 1:
-            raise ValueError(f"prefetch is at least 1, not {prefetch}")
+            raise ValueError(f"prefetch must be at least 1, not {prefetch}")
         self.mesh = mesh
         self.spec = () if mesh is None else (mesh.axis_names[0],) if spec is None else tuple(spec)
         if mesh is not None:
@@ -130,7 +130,7 @@ class DeviceLoader:
             return tree_map(whole, batch)
         except meshes.DoesNotDivide as error:
             metrics.count("batch_dropped")
-            warnings.warn(f"DeviceLoader leaves a batch out: {error}", stacklevel=2)
+            warnings.warn(f"DeviceLoader skips a batch: {error}", stacklevel=2)
             return _DROPPED
 
     def _total(self) -> int | None:

@@ -168,4 +168,4 @@ def _axes_of(entry: object) -> tuple[str, ...]:
         return (entry,)
     if isinstance(entry, (tuple, list)) and all(isinstance(name, str) for name in entry):
         return tuple(entry)
-    raise TypeError(f"an entry of a spec is None, the name of an axis, a tuple of names or ..., not {entry!r}")
+    raise TypeError(f"an entry of a spec must be None, the name of an axis, a tuple of names or ..., not {entry!r}")

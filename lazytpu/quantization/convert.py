@@ -35,9 +35,9 @@ def quantize_weights(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Mo
         ValueError: ``bits`` is neither 4 nor 8, or ``group`` is odd.
     """
     if bits not in (4, 8):
-        raise ValueError(f"bits is 4 or 8, not {bits}")
+        raise ValueError(f"bits must be 4 or 8, not {bits}")
     if group % 2:
-        raise ValueError(f"group is even, not {group}")
+        raise ValueError(f"group must be even, not {group}")
 
     def replace(name: str, m: nn.Module) -> nn.Module | None:
         if type(m) is nn.Linear:
@@ -140,7 +140,7 @@ def prepare_training(
         ValueError: ``bits`` is out of range.
     """
     if not 2 <= bits <= 31:
-        raise ValueError(f"bits is from 2 to 31, not {bits}")
+        raise ValueError(f"bits must be from 2 to 31, not {bits}")
 
     def rounded_cell(linear: nn.Linear, layer: int, part: str) -> nn.Module:
         if part == "ih" and layer == 0:
@@ -182,7 +182,7 @@ def convert(module: nn.Module) -> nn.Module:
 def _integers(m: nn.Module, input_scale: torch.Tensor | None, bits: int, per_row: bool) -> nn.Module | None:
     """Return the quantized form of one module, or None for a kind that has none."""
     if bits not in DTYPES:
-        raise ValueError(f"bits is 8 or 16, not {bits}")
+        raise ValueError(f"bits must be 8 or 16, not {bits}")
     if type(m) in (nn.Linear, RoundedLinear):
         return QuantizedLinear(m, input_scale, bits, per_row)  # type: ignore[arg-type]
     if isinstance(m, _CONVS) and m.padding_mode == "zeros":

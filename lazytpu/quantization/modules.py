@@ -89,7 +89,7 @@ class QuantizedConv(_Integers):
         self, source: Conv, input_scale: torch.Tensor | None = None, bits: int = 8, per_row: bool = True
     ) -> None:
         if source.padding_mode != "zeros":
-            raise ValueError(f"padding_mode is 'zeros' in a quantized convolution, not {source.padding_mode!r}")
+            raise ValueError(f"padding_mode of a quantized convolution must be 'zeros', not {source.padding_mode!r}")
         super().__init__(source, input_scale, bits, per_row)
         self.stride, self.dilation, self.groups = list(source.stride), list(source.dilation), source.groups
         self.padding = _padding(source)
@@ -126,7 +126,7 @@ class QuantizedEmbedding(KeepsScales):
     def __init__(self, source: nn.Embedding, bits: int = 8, per_row: bool = True) -> None:
         super().__init__()
         if source.max_norm is not None:
-            raise ValueError("max_norm changes the table in each call, which is not quantized")
+            raise ValueError("an embedding with max_norm cannot be quantized: each call changes its table")
         scale = scale_for(largest(source.weight, 0 if per_row else None), bits)
         self.register_buffer("weight", to_integers(source.weight.detach(), along(scale, 0, 2), bits))
         self.register_buffer("scale", scale)

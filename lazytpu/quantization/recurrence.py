@@ -30,7 +30,7 @@ class QuantizedLSTM(nn.Module):
     def __init__(self, source: nn.LSTM, bits: int = 8, make: Make | None = None) -> None:
         super().__init__()
         if source.proj_size:
-            raise ValueError("proj_size is not quantized")
+            raise ValueError("an LSTM with proj_size cannot be quantized")
         make = make or (lambda linear, layer, part: QuantizedLinear(linear, None, bits))
         self.hidden_size, self.num_layers, self.dropout = source.hidden_size, source.num_layers, source.dropout
         self.batch_first, self.directions = source.batch_first, 2 if source.bidirectional else 1

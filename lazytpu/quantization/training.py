@@ -121,7 +121,7 @@ class RoundedEmbedding(nn.Embedding):
 
     def __init__(self, source: nn.Embedding, bits: int = 8, per_row: bool = True) -> None:
         if source.max_norm is not None:
-            raise ValueError("max_norm changes the table in each call, which is not quantized")
+            raise ValueError("an embedding with max_norm cannot be quantized: each call changes its table")
         super().__init__(
             source.num_embeddings,
             source.embedding_dim,

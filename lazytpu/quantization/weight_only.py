@@ -33,9 +33,9 @@ class _Packed(KeepsScales):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, bits: int, group: int) -> None:
         super().__init__()
         if bits not in (4, 8):
-            raise ValueError(f"bits is 4 or 8, not {bits}")
+            raise ValueError(f"bits must be 4 or 8, not {bits}")
         if group % 2 or group < 2:
-            raise ValueError(f"group is even, not {group}")
+            raise ValueError(f"group must be even, not {group}")
         self.shape = tuple(weight.shape)
         rows = weight.detach().flatten(1)
         fits = group_for(rows.shape[1], group) if bits == 4 else 0
@@ -91,7 +91,7 @@ class WeightOnlyEmbedding(_Packed):
 
     def __init__(self, source: nn.Embedding, bits: int = 8, group: int = 32) -> None:
         if source.max_norm is not None:
-            raise ValueError("max_norm changes the table in each call, which is not quantized")
+            raise ValueError("an embedding with max_norm cannot be quantized: each call changes its table")
         super().__init__(source.weight, None, bits, group)
         self.dtype = source.weight.dtype
 

@@ -98,7 +98,7 @@ class Described:
         """
         if described() is None:
             raise LazyTPUError(
-                "a tensor of a plan has no contents",
+                "a planned program cannot use the contents of a tensor",
                 fix="make what the program computes with outside of what is planned",
             )
         if self.fill:  # a report of ours
@@ -135,7 +135,7 @@ def _tpus(name: str) -> Sequence[jax.Device]:
     try:
         devices: Sequence[jax.Device] = topologies.get_topology_desc(name, "tpu").devices
     except Exception as error:
-        raise ValueError(f"XLA knows no topology {name!r}; one is 'v5e:2x4': {error}") from error
+        raise ValueError(f"XLA does not know the topology {name!r}; 'v5e:2x4' is one it knows: {error}") from error
     finally:
         for key in missing:
             os.environ.pop(key, None)
@@ -152,7 +152,7 @@ def is_described(buffer: Buffer, at: str = "") -> bool:
         return True
     if described() is not None:
         raise LazyTPUError(
-            "what is planned uses a tensor from outside, which has contents",
+            "a planned program uses a tensor from outside the plan, which has contents",
             at=at,
             given=f"{buffer.dtype}{list(buffer.shape)}",
             fix="make models, optimizers and batches inside of what is planned",

@@ -186,7 +186,7 @@ def adopt(tensor: torch.Tensor) -> Cell:
         if tensor.layout is torch.strided:
             raise
         raise UnsupportedOpError(
-            f"a dense tensor is asked for, and this one is {tensor.layout}",
+            f"expected a dense tensor, but got one of layout {tensor.layout}",
             fix="give its values(), or convert it with to_dense()",
         ) from None
     size, stride = tuple(tensor.shape), tensor.stride()

@@ -120,5 +120,5 @@ def test_log_goes_to_standard_error(tmp_path: Path) -> None:
 
 
 def test_a_wrong_topic_is_refused() -> None:
-    with pytest.raises(ValueError, match="lazytpu.config.log is one of 'debug', .*, not 'info,everything'"):
+    with pytest.raises(ValueError, match="lazytpu.config.log must be one of 'debug', .*, not 'info,everything'"):
         lazytpu.config.log = "info,everything"

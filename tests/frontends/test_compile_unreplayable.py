@@ -179,7 +179,7 @@ def test_verify_takes_steps_that_count() -> None:
 
 
 def test_verify_every_is_a_count() -> None:
-    with pytest.raises(ValueError, match="verify_every is 0 or more"):
+    with pytest.raises(ValueError, match="verify_every must be 0 or more"):
         lazytpu.compile(lambda x: x, verify_every=-1)
 
 

@@ -147,7 +147,7 @@ def test_generators_have_no_length():
 
 @pytest.mark.parametrize("prefetch", [0, -1])
 def test_prefetch_is_positive(prefetch):
-    with pytest.raises(ValueError, match=f"prefetch is at least 1, not {prefetch}"):
+    with pytest.raises(ValueError, match=f"prefetch must be at least 1, not {prefetch}"):
         lazytpu.DeviceLoader([], prefetch=prefetch)
 
 

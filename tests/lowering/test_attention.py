@@ -132,7 +132,7 @@ def test_a_convolution_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(config, "lowerings", how)
         texts[how] = "stablehlo.convolution" in lazytpu.stablehlo_text(F.conv2d(x, w))
     assert texts == {"auto": False, "xla_convolution": True, "own_convolution,whole_attention": False}
-    with pytest.raises(ValueError, match="lowerings is one of"):
+    with pytest.raises(ValueError, match="lowerings must be one of"):
         config.lowerings = "fast"
 
 

@@ -75,7 +75,7 @@ def test_wrong_specs_raise_before_anything_is_recorded() -> None:
         with pytest.raises(ValueError) as error:
             spmd.mark_sharding(x, mesh(), spec)
         assert str(error.value) == message.format(spec)
-    with pytest.raises(TypeError, match="an entry of a spec is None, the name of an axis"):
+    with pytest.raises(TypeError, match="an entry of a spec must be None, the name of an axis"):
         spmd.mark_sharding(x, mesh(), (0,))
     assert spec_of(x) is None
     with pytest.raises(TypeError, match="takes a tensor on the device, not one on cpu"):

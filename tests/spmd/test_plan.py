@@ -132,7 +132,7 @@ def test_a_plan_of_a_tpu(tmp_path: Path) -> None:
     assert found["chips"] == 8 and found["fits"] and found["mesh"] == [{"data": 8}]
     assert found["roofline"]["links_s"] > 0 and "bound by" in done.stdout
     assert {"all-gather", "all-reduce"} <= {row["kind"] for row in found["collectives"]}
-    with pytest.raises(ValueError, match="XLA knows no topology 'v9:1x1'"):
+    with pytest.raises(ValueError, match="XLA does not know the topology 'v9:1x1'"):
         described.topology("v9:1x1")
 
 

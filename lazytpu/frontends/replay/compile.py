@@ -266,7 +266,7 @@ def compile(function: Callable[..., Any], *, verify_every: int = 0) -> CompiledS
         ...     return loss.detach()
     """
     if verify_every < 0:
-        raise ValueError(f"verify_every is 0 or more, not {verify_every}")
+        raise ValueError(f"verify_every must be 0 or more, not {verify_every}")
     return CompiledStep(function, verify_every)
 
 

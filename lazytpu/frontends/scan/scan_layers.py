@@ -169,7 +169,7 @@ def _place(node: Node | None) -> str:
 
 def _check_result(result: Any, x: torch.Tensor) -> Layout:
     if not is_device_tensor(result):
-        raise ValueError(f"scan_layers: a layer gives a {type(result).__name__}, not a tensor of the device")
+        raise ValueError(f"scan_layers: a layer returns a {type(result).__name__}, not a tensor of the device")
     if result.shape != x.shape or result.dtype != x.dtype:
         raise ValueError(
             f"scan_layers: a layer takes {tuple(x.shape)} of {x.dtype} "
