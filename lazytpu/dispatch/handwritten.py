@@ -16,7 +16,7 @@ from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.location import conversion
 from lazytpu.location.site import line_here
 from lazytpu.runtime import meshes, transfers
-from lazytpu.tensors.layout import root_layout
+from lazytpu.tensors.layout import in_rows, root_layout
 from lazytpu.tensors.storage import new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
 from lazytpu.tracing.memory_checks import check_overlap, may_alias
@@ -179,7 +179,7 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
             write_buffer(storage, buffer)
             storage.origin = site = line_here()
         else:
-            source = root_layout(layout.size, contiguous_stride(layout.size), layout.dtype)
+            source = in_rows(layout.size, layout.dtype)
             write_cast(cell, new_storage(source, buffer))
             site = line_here()
     events.uploaded(site, time.perf_counter() - began, host.nbytes)

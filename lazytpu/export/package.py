@@ -225,7 +225,8 @@ class _File:
         if len(names) != len(self.members) or set(self.members) != expected:
             odd = sorted(set(self.members) ^ expected) or sorted(names)
             raise ArtifactError(
-                f"{path} lacks members that its manifest lists, or has others: {', '.join(odd[:5])}", fix="get or make it again"
+                f"{path} lacks members that its manifest lists, or has others: {', '.join(odd[:5])}",
+                fix="get or make it again",
             )
 
     def _check_seal(self, path: Path) -> None:

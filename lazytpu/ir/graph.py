@@ -114,7 +114,7 @@ class Graph:
         for node in self.nodes:
             for x in operands(node):
                 assert type(x) is not Value or x in known, f"{node.op} uses {x} before it is made"
-            known.update(v for v in node.values if v is not None)
+            known.update(node.results)
         assert known.issuperset(self.outputs), "an output is not made by the graph"
         assert len(set(self.donated)) == len(self.donated) and all(0 <= d < len(self.inputs) for d in self.donated)
 

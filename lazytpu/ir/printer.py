@@ -78,7 +78,7 @@ def _listed(names: list[str]) -> str:
 
 def node_text(node: Node, names: dict[Value, str]) -> str:
     """Return ``%0: f32[2,3] = aten.mul.Tensor(%p0, %s0)``."""
-    results = ", ".join(f"{names[v]}: {v.layout.describe()}" for v in node.values if v is not None)
+    results = ", ".join(f"{names[v]}: {v.layout.describe()}" for v in node.results)
     arguments = [_argument(x, names) for x in node.args]
     arguments += [f"{k}={_argument(x, names)}" for k, x in node.kwargs.items()]
     cast = f" as {', '.join(map(repr, node.natural))} then cast" if node.natural else ""
@@ -110,9 +110,9 @@ def graph_dot(graph: Graph) -> str:
     names = graph.names
     lines = ["digraph lazytpu {", '  node [shape=box, fontname="monospace"];']
     lines += [f'  "{names[v]}" [label="{names[v]}: {v.layout}", style=filled];' for v in graph.inputs]
-    maker = {v: f"node{i}" for i, node in enumerate(graph.nodes) for v in node.values if v is not None}
+    maker = {v: f"node{i}" for i, node in enumerate(graph.nodes) for v in node.results}
     for i, node in enumerate(graph.nodes):
-        types = ", ".join(repr(v.layout) for v in node.values if v is not None)
+        types = ", ".join(repr(v.layout) for v in node.results)
         place = node.site.text.replace('"', "'")
         lines.append(f'  node{i} [label="{node.op.name}\\n{types}\\n{place}"];')
         for x in operands(node):

@@ -121,6 +121,11 @@ class Node:
         if self.values:
             self.value, self.layout = cast(Value, self.values[0]), cast(TensorType, layouts[0])
 
+    @property
+    def results(self) -> list[Value]:
+        """The values that torch gives."""
+        return [v for v in self.values if v is not None]
+
     def path(self) -> list[Node]:
         """Return the nodes from the first op to this one."""
         nodes, node = [], self

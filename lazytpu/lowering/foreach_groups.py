@@ -61,7 +61,7 @@ def stretches_of(graph: Graph, apart: set[Value]) -> list[range]:
             found.append(range(index, index + 1))
             made = {}
         if by_element:
-            made |= {value: i for i, value in enumerate(elements_of(node))}
+            made |= {value: i for i, value in enumerate(node.results)}
     return found
 
 
@@ -70,11 +70,6 @@ def is_by_element(node: Node) -> bool:
     if not isinstance(node.structure, list) or element_rule(node.op.recorded) is None:
         return False
     return {len(x) for x in (*node.args, *node.kwargs.values()) if isinstance(x, (list, tuple))} == {len(node.values)}
-
-
-def elements_of(node: Node) -> list[Value]:
-    """Return the results of an op by element, one for each."""
-    return [v for v in node.values if v is not None]
 
 
 def _fits(node: Node, made: Mapping[Value, int], apart: set[Value]) -> bool:
@@ -104,7 +99,7 @@ def lower_rows(
     Returns:
         The results needed, with their arrays.
     """
-    results_of = [elements_of(node) for node in nodes]
+    results_of = [node.results for node in nodes]
     made = {v: k for k, values in enumerate(results_of) for v in values}
     rows = [_row(nodes, i, made) for i in range(len(results_of[0]))]
     arrays = [[array_of(x) for x in outer] for _, outer in rows]

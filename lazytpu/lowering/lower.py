@@ -28,7 +28,7 @@ from lazytpu.ir.types import TensorType
 from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.chains import kept, links_to_keep
 from lazytpu.lowering.decompose import Type, lower_decomposed
-from lazytpu.lowering.foreach_groups import elements_of, is_by_element, lower_rows, stretches_of
+from lazytpu.lowering.foreach_groups import is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
 from lazytpu.lowering.registry import Kwargs, Results, is_strided, on_one_cpu, rule_of
 from lazytpu.lowering.rounded_products import products_to_keep
@@ -81,7 +81,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
                 for node, p in zip(nodes, stretch, strict=True)
             ]
             if is_by_element(nodes[0]):
-                needed = {v for node in nodes for v in elements_of(node) if v in awaited or last.get(v, -1) > i}
+                needed = {v for node in nodes for v in node.results if v in awaited or last.get(v, -1) > i}
                 elements = partial(_lower_element, dict(zip(nodes, scopes, strict=True)))
                 values |= lower_rows(nodes, arrays.given, needed, elements)
             else:
@@ -201,7 +201,7 @@ def _lower_element(scopes: dict[Node, str], node: Node, i: int, args: Sequence[A
     rule, layout = element_rule(node.op.recorded), _natural(node)[i]
     assert rule is not None and layout is not None
     (result,) = _results(node, scopes[node], [layout], lambda: rule(type_of(layout), *args, **kwargs))
-    return _as_kept(elements_of(node)[i], result)
+    return _as_kept(node.results[i], result)
 
 
 def _natural(node: Node) -> Sequence[TensorType | None]:

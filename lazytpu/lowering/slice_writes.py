@@ -90,7 +90,7 @@ class _Sources:
         for node in graph.nodes:
             given = [x for x in operands(node) if type(x) is Value]
             key = node.op, self._key(node.args), self._key([*node.kwargs.items()])
-            for value in [v for v in node.values if v is not None]:
+            for value in node.results:
                 written = given[:1] if node.op.recorded in _READ_BY else []
                 shared = [x for x in written or given if x.layout.nbytes == value.layout.nbytes]
                 self._add(value, known.setdefault((key, value.index), len(known)), given, shared, written)

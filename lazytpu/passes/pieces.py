@@ -22,7 +22,7 @@ def pieces_of(graph: Graph) -> list[Graph]:
     needed = set(graph.outputs)
     found: list[Graph] = []
     for part in reversed(parts):
-        made = [v for node in part for v in node.values if v is not None]
+        made = [v for node in part for v in node.results]
         uses = dict.fromkeys(x for node in part for x in operands(node) if type(x) is Value)
         inputs = tuple([v for v in uses if v not in set(made)])
         outputs = tuple([v for v in made if v in needed])

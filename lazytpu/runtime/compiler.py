@@ -91,7 +91,7 @@ def lower(graph: Graph) -> Any:
 
 
 def _check_sizes(graph: Graph) -> None:
-    largest = max([v.layout.nbytes for node in graph.nodes for v in node.values if v is not None], default=0)
+    largest = max([v.layout.nbytes for node in graph.nodes for v in node.results], default=0)
     if largest > _MAX_BYTES:
         error = MemoryError(f"RESOURCE_EXHAUSTED: a result of {largest:,} bytes")
         raise failure(CompileError, "could not compile", graph, error)

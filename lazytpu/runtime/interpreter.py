@@ -147,7 +147,7 @@ class _Run:
         buffers = client.put([host_array(self.contents[v], copy=False) for v in inputs])
         packs = [self._pack(kind, [n for n in numbers if n.kind == kind]) for kind in _COUNTS]
         results = executable.compiled([], buffers, *packs)
-        made = [v for v in node.values if v is not None]
+        made = node.results
         return {v: laid_out(_tensor(x, v), v.layout) for v, x in zip(made, results, strict=True)}
 
     def _pack(self, kind: str, numbers: list[Number]) -> object:

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from lazytpu.ir.op_schema import Arg, Op
-from lazytpu.ir.types import Size, TensorType, memory_order, overlaps
+from lazytpu.ir.types import Size, TensorType, contiguous_stride, memory_order, overlaps
 
 Geometry = tuple[Size, Size, int, torch.dtype, int]  # the last: CONJ | NEG
 CONJ, NEG = 1, 2
@@ -142,6 +142,11 @@ def root_layout(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) 
     if found is None:
         found = _roots[key] = Layout(*key[:2], 0, dtype)
     return found
+
+
+def in_rows(size: Sequence[int], dtype: torch.dtype) -> Layout:
+    """Return the layout of a whole storage in row-major order."""
+    return root_layout(size, contiguous_stride(size), dtype)
 
 
 def layout_of(type_: TensorType) -> Layout:

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import (
 
 from lazytpu.ir.op_schema import Arg, Op, OpOverload, aten
 from lazytpu.ir.tree import Node, Structure, Value
-from lazytpu.ir.types import contiguous_stride, is_dense
+from lazytpu.ir.types import is_dense
 from lazytpu.observe import metrics
-from lazytpu.tensors.layout import Layout, root_layout
+from lazytpu.tensors.layout import Layout, in_rows, root_layout
 from lazytpu.tracing import eager_checks, eager_strides, size_patterns
 from lazytpu.tracing.ranges import arange_on_meta
 from lazytpu.tracing.sample_tensors import (
@@ -143,12 +143,12 @@ def _of_cat(tensors: list[Value], dim: object = 0) -> Layout | None:
         if not alike or found.size[:dim] != first.size[:dim] or found.size[dim + 1 :] != first.size[dim + 1 :]:
             return None
         total += found.size[dim]
-    return _in_rows((*first.size[:dim], total, *first.size[dim + 1 :]), first.dtype)
+    return in_rows((*first.size[:dim], total, *first.size[dim + 1 :]), first.dtype)
 
 
 def _of_clone(self: Value, memory_format: object = None) -> Layout | None:
     """Return the type of a copy in rows."""
-    return _in_rows(self.layout.size, self.layout.dtype) if memory_format is torch.contiguous_format else None
+    return in_rows(self.layout.size, self.layout.dtype) if memory_format is torch.contiguous_format else None
 
 
 def _of_mm(self: Value, mat2: Value) -> Layout | None:
@@ -157,7 +157,7 @@ def _of_mm(self: Value, mat2: Value) -> Layout | None:
     alike = len(a.size) == len(b.size) == 2 and a.dtype is b.dtype and a.dtype.is_floating_point
     if not alike or a.size[1] != b.size[0] or a.dtype.itemsize < 2 or 0 in (*a.size, *b.size):
         return None
-    return _in_rows((a.size[0], b.size[1]), a.dtype)
+    return in_rows((a.size[0], b.size[1]), a.dtype)
 
 
 def _of_addmm(self: Value, mat1: Value, mat2: Value, **factors: object) -> Layout | None:
@@ -166,10 +166,6 @@ def _of_addmm(self: Value, mat1: Value, mat2: Value, **factors: object) -> Layou
     if product is None or factors or addend.dtype is not product.dtype:
         return None
     return product if addend.size in (product.size, product.size[1:]) else None
-
-
-def _in_rows(size: tuple[int, ...], dtype: torch.dtype) -> Layout:
-    return root_layout(size, contiguous_stride(size), dtype)
 
 
 _RULES: dict[OpOverload, Callable[..., Layout | None]] = {

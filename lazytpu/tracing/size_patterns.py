@@ -18,8 +18,8 @@ import torch
 
 from lazytpu.ir.op_schema import Op, OpOverload, aten
 from lazytpu.ir.tree import Structure
-from lazytpu.ir.types import TensorType, contiguous_stride
-from lazytpu.tensors.layout import Layout, root_layout
+from lazytpu.ir.types import TensorType
+from lazytpu.tensors.layout import Layout, in_rows
 
 Layouts: TypeAlias = tuple[Layout | None, ...]
 
@@ -162,7 +162,7 @@ def types_for(pattern: Pattern) -> tuple[Layouts, Structure] | None:
             layouts.append(None)
         else:
             size = tuple([sizes.get(n, n) for n in result[1]])
-            layouts.append(root_layout(size, contiguous_stride(size), result[0]))
+            layouts.append(in_rows(size, result[0]))
     return tuple(layouts), known[1]
 
 

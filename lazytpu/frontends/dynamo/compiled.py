@@ -23,7 +23,7 @@ from lazytpu.observe import metrics
 from lazytpu.runtime import launch, meshes, transfers
 from lazytpu.runtime.client import Buffer
 from lazytpu.runtime.host.interrupts import uninterrupted
-from lazytpu.tensors.layout import root_layout
+from lazytpu.tensors.layout import in_rows, root_layout
 from lazytpu.tensors.storage import Cell, Storage, cell_at, new_storage, resolve, storage_of, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, lazy, make, view_at
 from lazytpu.tracing import cutting, reading, record
@@ -216,7 +216,7 @@ def _write(tensor: torch.Tensor, cell: Any, buffer: Buffer) -> None:
         write_buffer(cell, buffer)
     else:
         layout = cell.layout
-        write_cast(cell, new_storage(root_layout(layout.size, contiguous_stride(layout.size), layout.dtype), buffer))
+        write_cast(cell, new_storage(in_rows(layout.size, layout.dtype), buffer))
 
 
 def _keys(draws: int) -> list[int]:

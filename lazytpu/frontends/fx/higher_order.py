@@ -14,8 +14,8 @@ from torch._higher_order_ops.while_loop import while_loop_op
 
 from lazytpu.ir.op_schema import Argument, Op
 from lazytpu.ir.subgraph import Subgraph
-from lazytpu.ir.types import TensorType, contiguous_stride
-from lazytpu.tensors.layout import Layout, root_layout
+from lazytpu.ir.types import TensorType
+from lazytpu.tensors.layout import Layout, in_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +93,12 @@ def result_layouts(
     bodies = [b for b in named.values() if isinstance(b, Subgraph)]
     results = [v.layout for v in bodies[-1].graph.outputs]
     if higher.carried == "carried":
-        return [_contiguous(lay) for lay in layouts["carried"]]
+        return [in_rows(lay.size, lay.dtype) for lay in layouts["carried"]]
     if higher.op is associative_scan_op:
-        return [_contiguous(lay) for lay in layouts["xs"]]
+        return [in_rows(lay.size, lay.dtype) for lay in layouts["xs"]]
     if not higher.body_inputs[0].endswith("*") and higher.op is not scan_op:
-        return [_contiguous(lay) for lay in results]
+        return [in_rows(lay.size, lay.dtype) for lay in results]
     length = layouts["xs"][0].size[0]
     carried = len(layouts["init"]) if higher.op is scan_op else 0
-    stacked = [root_layout((length, *r.size), contiguous_stride((length, *r.size)), r.dtype) for r in results[carried:]]
-    return [_contiguous(r) for r in results[:carried]] + stacked
-
-
-def _contiguous(layout: TensorType) -> Layout:
-    return root_layout(layout.size, contiguous_stride(layout.size), layout.dtype)
+    stacked = [in_rows((length, *r.size), r.dtype) for r in results[carried:]]
+    return [in_rows(r.size, r.dtype) for r in results[:carried]] + stacked

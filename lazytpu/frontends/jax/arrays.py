@@ -14,10 +14,9 @@ import torch
 
 from lazytpu.dtypes import to_torch
 from lazytpu.ir.tree import trace
-from lazytpu.ir.types import contiguous_stride
 from lazytpu.observe import metrics
 from lazytpu.runtime import client, meshes
-from lazytpu.tensors.layout import root_layout
+from lazytpu.tensors.layout import in_rows
 from lazytpu.tensors.storage import Storage, new_storage, resolve
 from lazytpu.tensors.tensor import LazyTensor, make
 from lazytpu.tracing import reading, record
@@ -106,7 +105,7 @@ def from_jax(array: jax.Array) -> torch.Tensor:
         metrics.count("transfer_in_bytes", array.nbytes)
         with jax.enable_x64(True):
             array = jax.device_put(array, device)
-    storage = new_storage(root_layout(array.shape, contiguous_stride(array.shape), dtype), array)
+    storage = new_storage(in_rows(array.shape, dtype), array)
     storage.shared = True
     return make(storage)
 
@@ -114,7 +113,7 @@ def from_jax(array: jax.Array) -> torch.Tensor:
 def _on_mesh(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(array.sharding, jax.sharding.NamedSharding):
         raise ValueError(f"from_jax takes an array on one device or with a NamedSharding, not with {array.sharding}")
-    storage = new_storage(root_layout(array.shape, contiguous_stride(array.shape), dtype), array)
+    storage = new_storage(in_rows(array.shape, dtype), array)
     storage.shared, storage.sharding = True, meshes.taken(array)
     return make(storage)
 

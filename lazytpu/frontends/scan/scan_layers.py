@@ -25,11 +25,10 @@ from lazytpu.frontends.scan.layers import differences, tensors_of
 from lazytpu.ir.op_schema import Arg, Argument, Op
 from lazytpu.ir.sharding import Mesh
 from lazytpu.ir.tree import Node, Value, trace
-from lazytpu.ir.types import contiguous_stride
 from lazytpu.lowering.rules.scan import backward_op, forward_op
 from lazytpu.random import default_generator
 from lazytpu.runtime import meshes
-from lazytpu.tensors.layout import Layout, layout_of, root_layout
+from lazytpu.tensors.layout import Layout, in_rows, layout_of, root_layout
 from lazytpu.tensors.storage import Storage, new_storage
 from lazytpu.tensors.tensor import make
 from lazytpu.tracing.record import cell_of, is_device_tensor, load, lock, record
@@ -140,8 +139,7 @@ class _Iteration:
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the same type whose value is an argument of the body."""
-        size = tuple(tensor.shape)
-        layout = root_layout(size, contiguous_stride(size), tensor.dtype)
+        layout = in_rows(tuple(tensor.shape), tensor.dtype)
         position = len(self._made)
         value = _stand_ins.get((position, layout))
         if value is None:
@@ -176,7 +174,7 @@ def _check_result(result: Any, x: torch.Tensor) -> Layout:
             f"and gives {tuple(result.shape)} of {result.dtype}"
         )
     size = tuple(x.shape)
-    return root_layout(size, contiguous_stride(size), x.dtype)
+    return in_rows(size, x.dtype)
 
 
 def _check_leaves(result: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
@@ -288,12 +286,7 @@ def _tensor_of(value: Value) -> torch.Tensor:
 
 
 def _stacked(layout: Layout, layers: int) -> Layout:
-    size = (layers, *layout.size)
-    return root_layout(size, contiguous_stride(size), layout.dtype)
-
-
-def _plain(layout: Layout) -> Layout:
-    return root_layout(layout.size, contiguous_stride(layout.size), layout.dtype)
+    return in_rows((layers, *layout.size), layout.dtype)
 
 
 class _Scan(torch.autograd.Function):
@@ -347,5 +340,4 @@ def _split(x: torch.Tensor, examples: tuple[Mesh, tuple[str, ...]] | None) -> to
 
 
 def _layout_of(tensor: torch.Tensor) -> Layout:
-    size = tuple(tensor.shape)
-    return root_layout(size, contiguous_stride(size), tensor.dtype)
+    return in_rows(tuple(tensor.shape), tensor.dtype)

@@ -46,7 +46,7 @@ def _window(x, axes, index_ndim):
 
 
 def _coordinates(indices):
-    """Return Broadcast index arrays against each other and stacks them along a new last axis."""
+    """Broadcast index arrays against each other and stack them along a new last axis."""
     if len(indices) == 1:
         return lax.expand_dims(indices[0], [indices[0].ndim])
     indices = jnp.broadcast_arrays(*(lax.convert_element_type(i, jnp.int64) for i in indices))

@@ -23,7 +23,7 @@ def constant_pad_nd(out, x, pad, value=0):
 
 
 def _pad_from_itself(x, padding, reflect):
-    """Return Extend the last axes by their mirror image or by their edge; a negative pad crops."""
+    """Extend the last axes by their mirror image or by their edge; a negative pad crops."""
     for i in range(len(padding) // 2):
         axis, (low, high) = x.ndim - 1 - i, padding[2 * i : 2 * i + 2]
         n, parts = x.shape[axis], [x]

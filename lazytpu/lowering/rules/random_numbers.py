@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 
 def _mix(x):
-    """Return Mix the 32 bits of each word (lowbias32)."""
+    """Mix the 32 bits of each word (lowbias32)."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     return x ^ (x >> np.uint32(16))
@@ -229,6 +229,7 @@ def randint_low(out, low, high, size, *, rng, **_):
     return cast(integers(rng, out.shape, low, high), out.dtype)
 
 
+@lowers(aten.random.to, dynamic="to")
 @lowers(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
 @lowers(aten.randint_like.default, aten.randint_like.generator, dynamic="high")
 def randint_like(out, x, high, *, rng, **_):
@@ -250,11 +251,6 @@ def _largest(dtype):
 @lowers(aten.random.default)
 def random(out, x, *, rng, generator=None):
     return cast(integers(rng, out.shape, 0, _largest(out.dtype) + 1), out.dtype)
-
-
-@lowers(aten.random.to, dynamic="to")
-def random_to(out, x, to, *, rng, generator=None):
-    return cast(integers(rng, out.shape, 0, to), out.dtype)
 
 
 @lowers(getattr(aten.random, "from"), dynamic="from to")

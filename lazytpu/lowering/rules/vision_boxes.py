@@ -20,7 +20,7 @@ _BLOCK = 512
 
 
 def _types(dets, scores, iou_threshold):
-    """Return Check the arguments as torchvision does."""
+    """Check the arguments as torchvision does."""
     torch._check(dets.dim() == 2, lambda: f"boxes should be a 2d tensor, got {dets.dim()}D")
     torch._check(dets.size(1) == 4, lambda: f"boxes should have 4 elements in dimension 1, got {dets.size(1)}")
     torch._check(scores.dim() == 1, lambda: f"scores should be a 1d tensor, got {scores.dim()}D")
