@@ -22,7 +22,8 @@ os.environ.setdefault("XLA_FLAGS", xla_flags.QUICK)
 import lazytpu
 import lazytpu.errors
 from lazytpu.ir.tree import trace
-from lazytpu.runtime import compiler
+from lazytpu.runtime import compiler, index_checks
+from lazytpu.tracing import step
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,6 +77,26 @@ def optimized(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile as users do."""
     options_for = compiler.options_for
     monkeypatch.setattr(compiler, "options_for", lambda graph: {**options_for(graph), **xla_flags.AS_USERS})
+
+
+@pytest.fixture
+def checks() -> Iterator[None]:
+    """The check of positions is on; what a test leaves unread is no other test's."""
+    step.forget()  # ops that another test recorded alike would carry its lines
+    lazytpu.config.check_bounds = True
+    yield
+    lazytpu.config.check_bounds = False
+    index_checks._reports.clear()
+
+
+@pytest.fixture
+def uncounted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is counted and no graph is known."""
+    monkeypatch.setattr(lazytpu.config, "disk_cache", False)
+    step.forget()
+    lazytpu.metrics.reset()
+    yield
+    lazytpu.metrics.reset()
 
 
 @pytest.fixture

@@ -117,10 +117,20 @@ def _padding(source: Conv) -> list[tuple[int, int]]:
     return [(int(p), int(p)) for p in source.padding]
 
 
-class QuantizedEmbedding(KeepsScales):
-    """``nn.Embedding`` with a table of int8 or int16 and a scale for each row, or one for all."""
+class KeepsDtype(KeepsScales):
+    """A table of integers with the dtype of its rows, which a cast changes as that of a table of floats."""
 
     weight: torch.Tensor
+    dtype: torch.dtype
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype  # as of a float table
+        return super()._apply(fn, recurse)
+
+
+class QuantizedEmbedding(KeepsDtype):
+    """``nn.Embedding`` with a table of int8 or int16 and a scale for each row, or one for all."""
+
     scale: torch.Tensor
 
     def __init__(self, source: nn.Embedding, bits: int = 8, per_row: bool = True) -> None:
@@ -135,10 +145,6 @@ class QuantizedEmbedding(KeepsScales):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         scale = self.scale[ids][..., None] if self.scale.dim() else self.scale
         return (self.weight[ids].to(torch.float32) * scale).to(self.dtype)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype  # as of a float table
-        return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
         return f"{'x'.join(map(str, self.weight.shape))}, {str(self.weight.dtype).removeprefix('torch.')}"

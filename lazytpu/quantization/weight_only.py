@@ -6,13 +6,12 @@ What is saved are the bytes of the weight, in memory and on the way to the multi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lazytpu.quantization.modules import Conv, KeepsScales
+from lazytpu.quantization.modules import Conv, KeepsDtype, KeepsScales
 from lazytpu.quantization.numbers import group_for, pack_int4, scale_for, to_integers, unpack_int4
 
 
@@ -86,7 +85,7 @@ class WeightOnlyConv(_Packed):
         return conv(x, weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
-class WeightOnlyEmbedding(_Packed):
+class WeightOnlyEmbedding(KeepsDtype, _Packed):
     """``nn.Embedding`` whose table is int4, or int8; only the rows that are asked for are unpacked."""
 
     def __init__(self, source: nn.Embedding, bits: int = 8, group: int = 32) -> None:
@@ -97,7 +96,3 @@ class WeightOnlyEmbedding(_Packed):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.floats(self.dtype, ids)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype  # as of a float table
-        return super()._apply(fn, recurse)

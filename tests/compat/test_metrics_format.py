@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,17 +10,8 @@ import torch
 import lazytpu
 from lazytpu.compat.torch_xla import metrics_format
 from lazytpu.observe.metrics import Series
-from lazytpu.tracing import step
 
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start with no counts and no known graph."""
-    monkeypatch.setattr(lazytpu.config, "disk_cache", False)
-    step.forget()
-    lazytpu.metrics.reset()
-    yield
-    lazytpu.metrics.reset()
+pytestmark = pytest.mark.usefixtures("uncounted")
 
 
 @pytest.mark.parametrize(

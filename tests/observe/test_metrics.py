@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,10 @@ from lazytpu.observe import metrics_tables, step_statistics
 from lazytpu.observe.metrics import MAX_SAMPLES, Series
 from lazytpu.observe.metrics_tables import Step
 from lazytpu.runtime import client, transfers
-from lazytpu.tracing import cutting, record_time, step
+from lazytpu.tracing import cutting, record_time
 from tests.support.processes import run_code
 
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is counted and no graph is known."""
-    monkeypatch.setattr(lazytpu.config, "disk_cache", False)
-    step.forget()
-    lazytpu.metrics.reset()
-    yield
-    lazytpu.metrics.reset()
+pytestmark = pytest.mark.usefixtures("uncounted")
 
 
 def train(device: torch.device, steps: int, *, read: bool = True) -> None:

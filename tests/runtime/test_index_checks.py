@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,17 +16,8 @@ from lazytpu.diagnosis import events
 from lazytpu.errors import OutOfBoundsError, RefusedValueError
 from lazytpu.observe import metrics
 from lazytpu.runtime import index_checks
-from lazytpu.tracing import step
 
-
-@pytest.fixture(autouse=True)
-def checks() -> Iterator[None]:
-    """The check is on; what a test leaves unread is no other test's."""
-    step.forget()  # ops that another test recorded alike would carry its lines
-    lazytpu.config.check_bounds = True
-    yield
-    lazytpu.config.check_bounds = False
-    index_checks._reports.clear()
+pytestmark = pytest.mark.usefixtures("checks")
 
 
 def put(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:

@@ -6,17 +6,14 @@ Recording does not look at values.  The indices among them are reported with ``c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-import lazytpu
 from lazytpu.errors import OutOfBoundsError
-from lazytpu.runtime import index_checks
-from lazytpu.tracing import step
 from tests.support.op_checks import error_of
 from tests.support.op_status import BY_VALUE
 
@@ -67,15 +64,6 @@ CHECKED: dict[str, Callable[[Tensor], Any]] = {
 }
 if hasattr(torch.ops.aten, "cholesky"):
     CHECKED["cholesky"] = lambda x: torch.cholesky(x([[-1.0, 0], [0, 1]]))
-
-
-@pytest.fixture
-def checks() -> Iterator[None]:
-    step.forget()
-    lazytpu.config.check_bounds = True
-    yield
-    lazytpu.config.check_bounds = False
-    index_checks._reports.clear()
 
 
 def on(device: Any) -> Tensor:

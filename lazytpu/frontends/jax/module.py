@@ -15,6 +15,7 @@ from lazytpu.config import config
 from lazytpu.dtypes import host_array, to_numpy, to_torch
 from lazytpu.frontends.fx.evaluate import jax_function_of
 from lazytpu.frontends.fx.tracing import TensorType, TracedModule, trace_module
+from lazytpu.frontends.jax.traced import conjugate
 from lazytpu.lowering.registry import lowering_for
 from lazytpu.observe import metrics
 from lazytpu.runtime import client
@@ -206,21 +207,16 @@ def _run(traced: TracedModule, arrays: list[Any], key: Any) -> tuple[list[Any], 
         arrays, key = saved
         with jax.enable_x64(True), jax.default_matmul_precision(config.matmul_precision):
             with lowering_for(client.platform()):
-                given = [_conj(cotangents[0][i]) for i in inexact]
+                given = [conjugate(cotangents[0][i]) for i in inexact]
                 found = jax_function_of(traced.backward)(*arrays, *given, rng=key)
         gradients = [_no_gradient(x) for x in arrays]
         for i, g in zip(traced.differentiable, found, strict=True):
-            gradients[i] = _conj(g)
+            gradients[i] = conjugate(g)
         return gradients, None if key is None else _no_gradient(key)
 
     call.defvjp(save, pull_back)
     results, updated = call(arrays, key)
     return list(results), list(updated)
-
-
-def _conj(x: Any) -> Any:
-    """Torch's gradient of a complex number is the conjugate of jax's."""
-    return jnp.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
 
 
 def _no_gradient(x: Any) -> Any:

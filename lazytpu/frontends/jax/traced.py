@@ -247,16 +247,16 @@ def _cotangents(types: Sequence[Type], inexact: Sequence[int], given: Sequence[o
     """Return a cotangent for each result; jax wants those of integers to be of a type that has no values."""
     full: list[Any] = [np.zeros(t.shape, jax.dtypes.float0) for t in types]
     for i, x in zip(inexact, given, strict=True):
-        full[i] = _conj(x)
+        full[i] = conjugate(x)
     return full
 
 
 def _gradients(given: Any) -> list[object]:
-    return [_conj(x) for x in given]
+    return [conjugate(x) for x in given]
 
 
-def _conj(x: Any) -> object:
-    """Torch's gradient of a complex number is the conjugate of jax's."""
+def conjugate(x: Any) -> Any:
+    """Return a gradient of jax as torch has it, or the reverse: of complex numbers these are conjugates."""
     return jnp.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
 
 

@@ -13,12 +13,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 PLACES = [[0, 1, 1, 0], [2, 0, 2, 2]]
 
 
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile nothing: what is recorded are ops on dense tensors, whose rules other tests compile."""
-    monkeypatch.setattr(lazytpu.config, "compile_after", 1000)
-
-
 class Inputs:
     """The tensors that the cases are made of, on one device."""
 

@@ -19,12 +19,6 @@ DEVICES = (torch.device("cpu"), lazytpu.device())
 Tensors = tuple[torch.Tensor, ...]
 
 
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile nothing: what is recorded are ops on dense tensors, whose rules other tests compile."""
-    monkeypatch.setattr(lazytpu.config, "compile_after", 1000)
-
-
 def coo(device: torch.device, *, csr: bool = False) -> torch.Tensor:
     x = torch.sparse_coo_tensor([[0, 1, 1, 0], [2, 0, 2, 2]], torch.tensor([3.0, 4, 5, 6]), (2, 3)).to(device)
     return (x.to_sparse_csr() if csr else x).requires_grad_()
