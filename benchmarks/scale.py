@@ -9,7 +9,7 @@
 ``compile``  the program for 8 devices beside that for one, in turn
 ``saving``   steps while a checkpoint is written in the background, beside steps alone, in turn
 
-Each part runs in a process of its own.  A row of the table is a goal and what was measured.
+Each part runs in a process of its own.  A row of the table is what was measured and the most it may be.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +33,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import models
+from benchmarks.growth.study import Verdict
 from benchmarks.page import RESULTS, ROOT, machine, markdown_table, on_machine, save
 
 FILE = RESULTS / "scale.json"
 STEPS = 20
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table.
-
-    Attributes:
-        what: is measured.
-        goal: the most that it may be.
-        measured: what it is.
-    """
-
-    what: str
-    goal: float
-    measured: float
-
-    @property
-    def met(self) -> bool:
-        """Whether it is what it should be."""
-        return self.measured <= self.goal
 
 
 class Translator(nn.Module):
@@ -160,13 +141,13 @@ class Training:
         return loss.detach()
 
 
-def numbers() -> Iterator[Row]:
+def numbers() -> Iterator[Verdict]:
     """Yield how far losses of 20 steps are from those of one device, relatively."""
     for name, limit in (("gpt", 1e-5), ("transformer", 1e-5), ("resnet18", 1e-4)):
         want = [loss.item() for loss in _losses(name, "one")]
         for how in ("DP", "FSDP", "TP", "DP x TP", "FSDP x TP"):
             got = [loss.item() for loss in _losses(name, how)]
-            yield Row(f"{name} by {how}: relative difference", limit, max(_distance(got, want)))
+            yield Verdict(f"{name} by {how}: relative difference", max(_distance(got, want)), limit)
 
 
 def _losses(name: str, how: str) -> list[torch.Tensor]:
@@ -178,7 +159,7 @@ def _distance(got: Sequence[float], want: Sequence[float]) -> list[float]:
     return [abs(a - b) / abs(b) for a, b in zip(got, want, strict=True)]
 
 
-def held_and_sent() -> Iterator[Row]:
+def held_and_sent() -> Iterator[Verdict]:
     """Yield what is held by the device that holds most, and what the devices send in a step."""
     for name in ("gpt", "transformer"):
         training = Training(name, "FSDP", 8)
@@ -190,7 +171,7 @@ def held_and_sent() -> Iterator[Row]:
         states = [x for s in training.optimizer.state.values() for x in s.values() if torch.is_tensor(x) and x.dim()]
         kinds = {"parameters": parameters, "gradients": [p.grad for p in parameters], "optimizer state": states}
         for kind, tensors in kinds.items():
-            yield Row(f"{name} by FSDP: {kind} on a device, of the whole", 1 / 8 * 1.05, _part(tensors))
+            yield Verdict(f"{name} by FSDP: {kind} on a device, of the whole", _part(tensors), 1 / 8 * 1.05)
     for name, how in (("gpt", "DP"), ("gpt", "FSDP"), ("resnet18", "DP")):
         yield from _sent(name, how)
 
@@ -205,7 +186,7 @@ def _part(tensors: Sequence[Any]) -> float:
     return max(held.values()) / sum(x.nbytes for x in tensors)
 
 
-def _sent(name: str, how: str) -> Iterator[Row]:
+def _sent(name: str, how: str) -> Iterator[Verdict]:
     from lazytpu.debug import hlo
     from lazytpu.debug.collectives import collectives_of
     from lazytpu.debug.graph_text import optimized_hlo_of
@@ -224,24 +205,21 @@ def _sent(name: str, how: str) -> Iterator[Row]:
     others = [c for c in found if c not in sums and c not in gathers]
     of_them = f"{name} by {how}:"
     if how == "FSDP":
-        yield Row(
-            f"{of_them} gathered bytes over those of the parameters", 2, sum(c.total_bytes for c in gathers) / whole
-        )
+        gathered = sum(c.total_bytes for c in gathers) / whole
+        yield Verdict(f"{of_them} gathered bytes over those of the parameters", gathered, 2)
     else:
-        yield Row(f"{of_them} gathers of results", 0, sum(c.runs for c in gathers))
+        yield Verdict(f"{of_them} gathers of results", sum(c.runs for c in gathers), 0)
     if name == "gpt":
-        yield Row(
-            f"{of_them} summed bytes over those of the parameters", 1.001, sum(c.total_bytes for c in sums) / whole
-        )
+        summed = sum(c.total_bytes for c in sums) / whole
+        yield Verdict(f"{of_them} summed bytes over those of the parameters", summed, 1.001)
     if how == "FSDP":
-        yield Row(
-            f"{of_them} other bytes over those of the parameters", 0.01, sum(c.total_bytes for c in others) / whole
-        )
+        rest = sum(c.total_bytes for c in others) / whole
+        yield Verdict(f"{of_them} other bytes over those of the parameters", rest, 0.01)
     else:
-        yield Row(f"{of_them} other collectives", 0, sum(c.runs for c in others))
+        yield Verdict(f"{of_them} other collectives", sum(c.runs for c in others), 0)
 
 
-def cost(rounds: int = 7, steps: int = 4) -> Iterator[Row]:
+def cost(rounds: int = 7, steps: int = 4) -> Iterator[Verdict]:
     """Yield what a step costs on two devices, over one on the same cores."""
     import lazytpu
 
@@ -263,15 +241,15 @@ def cost(rounds: int = 7, steps: int = 4) -> Iterator[Row]:
             took[how].append((time.perf_counter() - start, host))
     for how, limit in limits.items():
         step, host = (_median_ratio([t[i] for t in took[how]], [t[i] for t in took["one"]]) for i in (0, 1))
-        yield Row(f"gpt by {how} on 2 devices: time of a step, over one device", limit, step)
-        yield Row(f"gpt by {how} on 2 devices: time of the main thread, over one device", 1.05, host)
+        yield Verdict(f"gpt by {how} on 2 devices: time of a step, over one device", step, limit)
+        yield Verdict(f"gpt by {how} on 2 devices: time of the main thread, over one device", host, 1.05)
 
 
 def _median_ratio(these: Sequence[float], those: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(these, those, strict=True))
 
 
-def saving(rounds: int = 7, steps: int = 20) -> Iterator[Row]:
+def saving(rounds: int = 7, steps: int = 20) -> Iterator[Verdict]:
     """Yield what steps cost while a checkpoint of 88 MB is written in the background, over steps alone."""
     import lazytpu
     from lazytpu.spmd import checkpoint
@@ -296,10 +274,10 @@ def saving(rounds: int = 7, steps: int = 20) -> Iterator[Row]:
                     running.result()
                     shutil.rmtree(Path(folder, str(turn)))
     what = f"gpt by FSDP on 2 devices: {steps} steps while a checkpoint is written, over {steps} alone"
-    yield Row(what, 1.05, _median_ratio(took[True], took[False]))
+    yield Verdict(what, _median_ratio(took[True], took[False]), 1.05)
 
 
-def compile_times(rounds: int = 3) -> Iterator[Row]:
+def compile_times(rounds: int = 3) -> Iterator[Verdict]:
     """Yield what compiling takes for eight devices, over one."""
     ratios: dict[str, list[float]] = {"DP": [], "FSDP": []}
     for _ in range(rounds):
@@ -307,7 +285,7 @@ def compile_times(rounds: int = 3) -> Iterator[Row]:
         for how, found in ratios.items():
             found.append(_compile_s(how) / one)
     for how, found in ratios.items():
-        yield Row(f"gpt by {how} on 8 devices: time to compile, over one device", 1.3, statistics.median(found))
+        yield Verdict(f"gpt by {how} on 8 devices: time to compile, over one device", statistics.median(found), 1.3)
 
 
 def _compile_s(how: str) -> float:
@@ -339,7 +317,7 @@ def _compile_s(how: str) -> float:
     return spent
 
 
-PARTS: dict[str, tuple[int, Callable[[], Iterator[Row]]]] = {
+PARTS: dict[str, tuple[int, Callable[[], Iterator[Verdict]]]] = {
     "numbers": (8, numbers),
     "bytes": (8, held_and_sent),
     "cost": (2, cost),
@@ -348,7 +326,7 @@ PARTS: dict[str, tuple[int, Callable[[], Iterator[Row]]]] = {
 }
 
 
-def measured(part: str) -> list[Row]:
+def measured(part: str) -> list[Verdict]:
     """Measure a part in a process that has the devices it needs."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={PARTS[part][0]}"
     settings = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "LAZYTPU_DISK_CACHE": "0", "LAZYTPU_COMPILE_AFTER": "1"}
@@ -357,12 +335,12 @@ def measured(part: str) -> list[Row]:
     done = subprocess.run(
         command, env={**os.environ, **settings, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True, check=True
     )
-    return [Row(**json.loads(line)) for line in done.stdout.splitlines()]
+    return [Verdict(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Verdict]) -> str:
     """Return rows as a table in Markdown."""
-    lines = [[r.what, f"{r.goal:.3g}", f"{r.measured:.3g}", "yes" if r.met else "no"] for r in rows]
+    lines = [[r.what, f"{r.limit:.3g}", f"{r.found:.3g}", "yes" if r.holds else "no"] for r in rows]
     return markdown_table(["what", "at most", "measured", "met"], lines)
 
 
@@ -382,10 +360,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known[part] = [asdict(row) for row in measured(part)]
         known["machine"] = machine()
         save(options.json, known)
-    rows = [Row(**row) for part in PARTS for row in known.get(part, [])]
+    rows = [Verdict(**row) for part in PARTS for row in known.get(part, [])]
     print(table(rows))
     print(f"\n{on_machine(known['machine'])}")
-    return 0 if all(row.met for row in rows) else 1
+    return 0 if all(row.holds for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -13,11 +14,16 @@ import torch
 
 from tests.support import xla_flags
 from tests.support.lists import listed
+from tests.support.logged import Logged
 
 os.environ["LAZYTPU_DISK_CACHE"] = "0"  # tests compile, whatever the user's cache holds; read at import
 os.environ.setdefault("LAZYTPU_COMPILE_AFTER", "1")  # and at once; tests/runtime/test_tiers.py is about the default
 # Most of the suite's time was the compiler's; what is about numerics compiles as users do (`optimized`).
 os.environ.setdefault("XLA_FLAGS", xla_flags.QUICK)
+
+for _absent in (torch.cuda, torch.xpu, torch.mtia):
+    # `torch.manual_seed` notes each seed for them, with the text of its stack, which took milliseconds
+    _absent.manual_seed_all = lambda seed: None
 
 import lazytpu
 import lazytpu.errors
@@ -55,6 +61,15 @@ def pytest_collection_finish() -> None:
 def device() -> torch.device:
     """The lazy device."""
     return lazytpu.device()
+
+
+@pytest.fixture
+def caplog() -> Iterator[Logged]:
+    """What is logged."""
+    handler, root = Logged(), logging.getLogger()
+    root.addHandler(handler)
+    yield handler
+    root.removeHandler(handler)
 
 
 @pytest.fixture(autouse=True)

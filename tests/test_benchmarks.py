@@ -120,15 +120,13 @@ def test_plots_are_small():
 
 
 def test_goals_of_scale_are_met_or_not(tmp_path, capsys, monkeypatch):
-    rows = {"bytes": [scale.Row("a part", 0.13, 0.125)], "cost": [scale.Row("a step", 1.1, 1.2)]}
+    rows = {"bytes": [Verdict("a part", 0.125, 0.13)], "cost": [Verdict("a step", 1.2, 1.1)]}
     monkeypatch.setattr(scale, "measured", rows.get)
     assert scale.main(["--only", "bytes", "--json", str(tmp_path / "scale.json")]) == 0
     assert scale.main(["--only", "cost", "--json", str(tmp_path / "scale.json")]) == 1
     printed = capsys.readouterr().out
     assert "| a part | 0.13 | 0.125 | yes |" in printed and "| a step | 1.1 | 1.2 | no |" in printed
-    assert json.loads((tmp_path / "scale.json").read_text())["cost"] == [
-        {"what": "a step", "goal": 1.1, "measured": 1.2}
-    ]
+    assert json.loads((tmp_path / "scale.json").read_text())["cost"] == [{"what": "a step", "found": 1.2, "limit": 1.1}]
 
 
 def test_models_of_scale_train():

@@ -186,9 +186,7 @@ def test_a_compiled_step_draws_new_random_numbers(device: torch.device) -> None:
     assert all(not torch.equal(a, b) for a, b in zip(masks, masks[1:], strict=False))
 
 
-def test_a_step_that_cannot_be_replayed_stays_right_and_says_so(
-    device: torch.device, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_step_that_cannot_be_replayed_stays_right_and_says_so(device: torch.device) -> None:
     lazytpu.metrics.reset()
     counter = [0]
 

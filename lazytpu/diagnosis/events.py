@@ -38,7 +38,7 @@ class Usage:
         runs: how often it was started.
         run_s: what the device takes, from the runs that were timed; 0 where none was.
         timed_at: when the last of them began, by `time.perf_counter`.
-        record_s: what recording it takes, estimated (pace.py); 0 where it is not known yet.
+        record_s: what recording it takes, estimated (`record_time`); 0 where it is not known yet.
     """
 
     number: int = 0

@@ -1,8 +1,8 @@
 """One kernel for each aten overload: what torch's dispatcher calls for a device tensor.
 
 There are four kinds, told apart by the schema: views, functional ops, ops that write (in place or
-``out=``), and the few that need the values (special.py).  ``functional`` and ``in_place`` here are the general
-forms; fast.py generates quicker ones for the common schemas.
+``out=``), and the few that need the values (`handwritten`).  ``functional`` and ``in_place`` here are the general
+forms; `generated` makes quicker ones for the common schemas.
 """
 
 from __future__ import annotations
@@ -61,6 +61,13 @@ def call_meta(overload: OpOverload, args: Sequence[object], kwargs: dict[str, ob
     return overload(*positional, **keywords)
 
 
+def _on_several_devices(overload: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> Arg:
+    """Return what an op gives for meta tensors, or for lists of tensors on several devices, one after the other."""
+    if on_other_device(args, kwargs):
+        return call_meta(overload, args, kwargs)
+    return overload.redispatch(COMPOSED, *args, **kwargs)
+
+
 def functional(overload: OpOverload) -> Kernel:
     """Return the kernel of an op that makes new tensors."""
     op = op_of(overload)
@@ -70,10 +77,8 @@ def functional(overload: OpOverload) -> Kernel:
         try:
             return record_new(op, op.bind(args, kwargs))
         except MixedDevicesError:
-            if on_other_device(args, kwargs):
-                return call_meta(overload, args, kwargs)
-            if lists:  # tensors of several devices: one after the other
-                return overload.redispatch(COMPOSED, *args, **kwargs)
+            if lists or on_other_device(args, kwargs):
+                return _on_several_devices(overload, args, kwargs)
             raise
 
     return kernel
@@ -215,10 +220,8 @@ def in_place(overload: OpOverload, variant: OpOverload) -> Kernel:
                 if lists:  # torch leaves this to the ops it composes them of
                     increment_version(targets)
         except MixedDevicesError:
-            if on_other_device(args, kwargs):
-                return call_meta(overload, args, kwargs)
-            if lists:  # tensors of several devices: one after the other
-                return overload.redispatch(COMPOSED, *args, **kwargs)
+            if lists or on_other_device(args, kwargs):
+                return _on_several_devices(overload, args, kwargs)
             raise
         if returned == 0:
             return None

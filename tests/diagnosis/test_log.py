@@ -14,12 +14,13 @@ from lazytpu.dispatch import cpu_fallback
 from lazytpu.runtime import client
 from lazytpu.tracing import step
 from tests.support.explanations import Explanations
+from tests.support.logged import Logged
 from tests.support.processes import run_script
 
 explained = Explanations(__file__)
 
 
-def logged(device: torch.device, caplog: pytest.LogCaptureFixture, topics: str) -> list[str]:
+def logged(device: torch.device, caplog: Logged, topics: str) -> list[str]:
     lazytpu.config.log = topics
     try:
         for n in (2, 3):
@@ -39,7 +40,7 @@ COMPILED = [
 ]
 
 
-def test_log_of_compiles(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_compiles(device: torch.device, caplog: Logged) -> None:
     dynamic = "argument 'exponent' of aten.pow.Tensor_Scalar changed and is a scalar input from now on, at [logged]"
     for topics in ("compile", "info", "error, compile"):
         step.forget()
@@ -50,16 +51,16 @@ def test_log_of_compiles(device: torch.device, caplog: pytest.LogCaptureFixture)
         assert [m for m in written if m != dynamic] == COMPILED, topics
 
 
-def test_log_of_cuts(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_cuts(device: torch.device, caplog: Logged) -> None:
     assert logged(device, caplog, "cut") == ["cut by item at [logged]", "item at [logged] waited # ms"] * 2
 
 
-def test_log_of_steps(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_steps(device: torch.device, caplog: Logged) -> None:
     assert logged(device, caplog, "step") == ["step 1: # ms, 6 ops, 2 run, 2 compiled, waited # ms"]
 
 
 @pytest.mark.filterwarnings("ignore:.*runs on the CPU")
-def test_log_of_placement(device: torch.device, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+def test_log_of_placement(device: torch.device, caplog: Logged, monkeypatch) -> None:
     monkeypatch.setattr(lazytpu.config, "log", "placement")
     fallback = cpu_fallback.fallback(torch.ops.aten.cos.default)
     for _ in range(2):
@@ -103,7 +104,7 @@ def test_log_of_placement_of_compiled_functions(device: torch.device, caplog, mo
     assert lazytpu.metrics.counter("replay") > 0
 
 
-def test_log_of_a_warning_level_is_silent(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_warning_level_is_silent(device: torch.device, caplog: Logged) -> None:
     assert logged(device, caplog, "warning") == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import pickle
 import sys
 import zipfile
@@ -70,7 +69,6 @@ def rewritten(file, target, change):
 @pytest.fixture
 def warned(caplog):
     """Messages of the log."""
-    caplog.set_level(logging.WARNING, "lazytpu")
     return lambda: [r.getMessage() for r in caplog.records if r.name.startswith("lazytpu")]
 
 

@@ -10,10 +10,11 @@ import torch
 import lazytpu
 from lazytpu.config import config
 from lazytpu.runtime import compiler
+from tests.support.logged import Logged
 
 
 def test_a_long_compile_is_logged_while_it_runs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: torch.device
+    monkeypatch: pytest.MonkeyPatch, caplog: Logged, device: torch.device
 ) -> None:
     monkeypatch.setattr(config, "log", "info")
     monkeypatch.setattr(compiler, "_LOGGED_AFTER_S", 0.05)

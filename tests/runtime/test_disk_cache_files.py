@@ -15,6 +15,7 @@ from lazytpu.config import config
 from lazytpu.observe import metrics
 from lazytpu.runtime.disk_cache import store
 from tests.support.disk_cache import KEY, again, counted, files, train
+from tests.support.logged import Logged
 
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="gives a file to another user")
 needs_permissions = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are those of POSIX")
@@ -43,7 +44,7 @@ def test_damage_anywhere_is_noticed(folder: Path, data: st.DataObject) -> None:
     assert store.read_entry(KEY) is not None
 
 
-def test_damaged_programs_are_compiled_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_programs_are_compiled_again(folder: Path, caplog: Logged) -> None:
     first = train()
     for path in files(folder):
         path.write_bytes(path.read_bytes()[:-1])
@@ -142,7 +143,7 @@ def test_only_the_user_may_read_what_is_kept(folder: Path) -> None:
 # --- a disk that cannot be written -------------------------------------------------------------------------------
 
 
-def test_no_place_for_a_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_place_for_a_folder(folder: Path, caplog: Logged) -> None:
     folder.write_text("a file is where the folder should be")
     first = train()
     assert len(first) == 3 and metrics.counter("disk_error") + metrics.counter("disk_rejected") > 0
@@ -171,7 +172,7 @@ def test_a_full_or_read_only_disk(folder: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_disk_that_cannot_be_written_is_told_of_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: Logged
 ) -> None:
     folder.mkdir(mode=0o700)
     real = os.open

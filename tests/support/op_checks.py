@@ -23,7 +23,12 @@ from lazytpu.tracing import cutting
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.opinfo import core
+
+# For each sample they read the source of the whole stack, to find a TestCase that is not there.
+common_utils.extract_test_fn = core.extract_test_fn = lambda: None
 
 SAMPLES = int(os.environ.get("LAZYTPU_TEST_SAMPLES", "2"))  # of an operator and dtype
 
