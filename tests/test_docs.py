@@ -70,7 +70,7 @@ def printed_by(page: Path, folder: Path) -> list[str]:
             Path({str(printed)!r}).write_text(json.dumps([*run_program({texts!r}, {file!r})]))
         """
         settings = {"LAZYTPU_DISK_CACHE": "0", "LAZYTPU_COMPILE_AFTER": "2"}  # as users have it, but what is on disk
-        done = run_code(program, cwd=folder, loaded=("lazytpu", "torch._dynamo.backends.registry"), **settings)
+        done = run_code(program, cwd=folder, loaded=True, **settings)
         assert done.returncode == 0, f"{page} failed:\n{done.stderr}"
         return json.loads(printed.read_text())
 

@@ -285,7 +285,8 @@ def test_the_process_ends_while_batches_arrive(leave):
         batches = iter(lazytpu.DeviceLoader(endless()))
         print(next(batches).sum().item())
         {leave}
-        """
+        """,
+        loaded=True,
     )
     assert (done.stdout, done.stderr, done.returncode) == ("1048576.0\n", "", 0)
 

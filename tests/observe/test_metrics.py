@@ -261,7 +261,7 @@ raise KeyError("of the program")
 @pytest.mark.parametrize(("how", "code"), [("raises", 1), ("killed", -9)])
 def test_the_file_has_each_step_once_however_the_process_ends(tmp_path: Path, how: str, code: int) -> None:
     path = tmp_path / "steps.jsonl"
-    done = run_code(ENDING, how, LAZYTPU_METRICS_FILE=str(path))
+    done = run_code(ENDING, how, loaded=True, LAZYTPU_METRICS_FILE=str(path))
     assert done.returncode == code, done.stderr
     numbers = [json.loads(line)["number"] for line in path.read_text().splitlines()]
     assert numbers == [*range(1, 59 if how == "killed" else 58)]

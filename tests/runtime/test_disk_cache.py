@@ -108,7 +108,7 @@ print([y.item(), lazytpu.metrics.counter("compile"), lazytpu.metrics.counter("di
 
 
 def start(place: Path, **environment: str) -> Running:
-    return start_code(PROGRAM, LAZYTPU_DISK_CACHE="1", LAZYTPU_DISK_CACHE_DIR=str(place), **environment)
+    return start_code(PROGRAM, loaded=True, LAZYTPU_DISK_CACHE="1", LAZYTPU_DISK_CACHE_DIR=str(place), **environment)
 
 
 def printed(process: Running) -> tuple[list[float], str]:
@@ -139,7 +139,7 @@ for i in range({times}):
 
 def start_writer(place: Path, seed: int, times: int) -> Running:
     code = WRITER.format(key=KEY, seed=seed, times=times)
-    return start_code(code, LAZYTPU_DISK_CACHE="1", LAZYTPU_DISK_CACHE_DIR=str(place))
+    return start_code(code, loaded=True, LAZYTPU_DISK_CACHE="1", LAZYTPU_DISK_CACHE_DIR=str(place))
 
 
 def test_writers_and_readers_of_one_key(folder: Path) -> None:

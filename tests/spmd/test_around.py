@@ -149,7 +149,7 @@ def test_the_disk_cache_keeps_programs_of_many_devices() -> None:
         settings = {"XLA_FLAGS": xla_flags.devices(8), "LAZYTPU_DISK_CACHE": "1", "LAZYTPU_DISK_CACHE_DIR": folder}
         printed = []
         for _ in range(2):
-            done = run_code(code, **settings)
+            done = run_code(code, loaded=True, **settings)
             printed.append(done.stdout.split())
             assert done.returncode == 0, done.stderr
     assert printed[0][:-2] == printed[1][:-2] == ["9920.0", "('data',", "'model')"]

@@ -1,12 +1,13 @@
-"""A process that has imported torch and jax and forks for each program: most of a start saved.
+"""A process that has imported torch, jax and more, and forks for each program: most of a start saved.
 
-It imports lazytpu, which reads the environment then, only where its arguments name it, and what else they name.
+It imports lazytpu, which reads the environment then, only where its arguments name it.
 It answers each line of JSON on its standard input with one on its standard output: a program to start with its
 process id, a process id with the exit status of the process.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import json
@@ -17,15 +18,17 @@ import types
 from typing import Any
 
 _TIMEOUT_S = 300
+# What lazytpu imports, or an optimizer, or the first program.
+_COMMON = ("jax", "jax.experimental.multihost_utils", "jax.extend", "jax.scipy.special", "jaxlib.mlir.dialects.builtin")
+_COMMON += ("jaxlib.mlir.dialects.mhlo", "rich.table", "torch._dynamo.backends.registry", "torch.utils.flop_counter")
+_COMMON += ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.utils.module_tracker")
 _forked: list[dict[str, Any]] = []  # what modules of the arguments want to be called at forks
 
 
 def serve() -> dict[str, Any]:
     """Answer requests; return, in a forked child, the program to run, and never in the server."""
-    import jax  # noqa: F401
-    import torch._subclasses.fake_tensor
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401  with sympy, which the first op would import
-
+    for name in _COMMON:
+        importlib.import_module(name)
     register, os.register_at_fork = os.register_at_fork, lambda **calls: _forked.append(calls)
     for name in sys.argv[1:]:
         importlib.import_module(name)
@@ -56,6 +59,9 @@ def become(request: dict[str, Any]) -> dict[str, Any]:
         os.register_at_fork(**calls)
     if "lazytpu" in sys.modules:
         sys.modules["lazytpu.torch_backend.fork"]._home_process = os.getpid()
+        settings = sys.modules["lazytpu.config"]
+        for name, value in dataclasses.asdict(settings._from_environment()).items():
+            setattr(settings.config, name, value)
     signal.alarm(_TIMEOUT_S)
     sys.argv = ["-c", *request["arguments"]]
     sys.path[0] = ""

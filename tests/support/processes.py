@@ -18,26 +18,26 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_code(
-    code: str, *arguments: object, cwd: str | Path = ROOT, loaded: tuple[str, ...] = (), **environment: str
+    code: str, *arguments: object, cwd: str | Path = ROOT, loaded: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program in a fresh process, as ``python -c CODE ARGUMENTS`` does, and return what it printed.
 
     Args:
-        loaded: modules that are imported before, once for all programs with these modules and variables.
+        loaded: whether lazytpu is imported before, once for all such programs: those to which it does not matter how.
     """
     return start_code(code, *arguments, cwd=cwd, loaded=loaded, **environment).wait()
 
 
 def run_script(script: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python SCRIPT ARGUMENTS`` in a fresh process."""
+    """Run ``python SCRIPT ARGUMENTS`` in a fresh process that has loaded lazytpu."""
     code = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    return run_code(code, script, *arguments, **environment)
+    return run_code(code, script, *arguments, loaded=True, **environment)
 
 
 def run_lazytpu(*arguments: object, cwd: str | Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m lazytpu ARGUMENTS`` in a fresh process."""
+    """Run ``python -m lazytpu ARGUMENTS`` in a fresh process that has loaded lazytpu."""
     code = "import runpy; runpy.run_module('lazytpu', run_name='__main__', alter_sys=True)"
-    return run_code(code, *arguments, cwd=cwd, **environment)
+    return run_code(code, *arguments, cwd=cwd, loaded=True, **environment)
 
 
 def run_python(*arguments: object, cwd: str | Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -48,11 +48,12 @@ def run_python(*arguments: object, cwd: str | Path = ROOT, **environment: str) -
 
 
 def start_code(
-    code: str, *arguments: object, cwd: str | Path = ROOT, loaded: tuple[str, ...] = (), **environment: str
+    code: str, *arguments: object, cwd: str | Path = ROOT, loaded: bool = False, **environment: str
 ) -> Running:
     """Start a program in a fresh process; variables of the environment are added to those of this process.
 
-    Python, torch and jax have read theirs already: use `run_python` where these are to be other ones.
+    Python, torch and jax have read theirs already: use `run_python` where these are to be other ones.  So has lazytpu
+    where it is ``loaded``, but for its settings.
     """
     streams = TemporaryDirectory(prefix="lazytpu-test-")
     request = {
@@ -62,7 +63,7 @@ def start_code(
         "environment": {**os.environ, "PYTHONPATH": str(ROOT), **environment},
         "streams": streams.name,
     }
-    server = _server(loaded, tuple(environment.items()) if loaded else ())
+    server = _server("lazytpu" if loaded else "")
     return Running(server, server.ask(request), streams)
 
 
@@ -91,9 +92,9 @@ class Running:
 class _Server:
     """The process of `fork_server.py`."""
 
-    def __init__(self, loaded: tuple[str, ...], environment: dict[str, str]) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("fork_server.py")), *loaded]
-        variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    def __init__(self, loaded: str) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("fork_server.py")), *loaded.split()]
+        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
         variables.pop("PYTHONDONTWRITEBYTECODE", None)  # or each program would compile the package's source
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
@@ -107,5 +108,5 @@ class _Server:
 
 
 @cache
-def _server(loaded: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> _Server:
-    return _Server(loaded, dict(environment))
+def _server(loaded: str) -> _Server:
+    return _Server(loaded)

@@ -92,7 +92,8 @@ def test_every_use_in_a_forked_child_raises_at_once():
             os._exit(0)
         release.set(); thread.join()
         print(os.waitpid(pid, 0)[1], pending.tolist(), (x + 1).tolist())
-        """
+        """,
+        loaded=True,
     )
     lines = done.stdout.splitlines()
     assert lines[0] == "the device cannot be used in a forked child process", done.stdout + done.stderr
@@ -210,7 +211,8 @@ def test_share_memory(device):
 
 
 def test_subprocess_is_no_forked_child(device):
-    assert run_code("import torch, lazytpu; print(torch.ones(2, device='tpu').sum().item())").stdout == "2.0\n"
+    code = "import torch, lazytpu; print(torch.ones(2, device='tpu').sum().item())"
+    assert run_code(code, loaded=True).stdout == "2.0\n"
     assert "tests.support.processes" in sys.modules
 
 

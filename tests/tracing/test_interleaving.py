@@ -97,7 +97,7 @@ def places(op: Op, device: torch.device) -> range:
     with at_call(0, lambda: None) as seen:
         op(state)
     last = seen[0] + 2
-    return range(1, last, 1 if EVERY_PLACE else max(1, last // 60))
+    return range(1, last, 1 if EVERY_PLACE else max(1, last // 30))
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.support.processes import start_code
 from tests.support.worlds import run_world, start_world
+from tests.support.xla_flags import devices
 
 PROGRAM = """
     import json, sys
@@ -87,10 +88,6 @@ PROGRAM = """
 SETTINGS = {"LAZYTPU_COMPILE_AFTER": "1", "LAZYTPU_DISK_CACHE": "0"}
 
 
-def flags(devices: int) -> str:
-    return f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the programs write."""
@@ -100,8 +97,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(kept: Path) -> list[dict[str, Any]]:
     """What one process of eight devices found, and each of two of four."""
-    alone = start_code(PROGRAM, kept / "alone.pt", XLA_FLAGS=flags(8), **SETTINGS)
-    both = start_world(PROGRAM, 2, kept / "both.pt", XLA_FLAGS=flags(4), **SETTINGS)
+    alone = start_code(PROGRAM, kept / "alone.pt", XLA_FLAGS=devices(8), **SETTINGS)
+    both = start_world(PROGRAM, 2, kept / "both.pt", XLA_FLAGS=devices(4), **SETTINGS)
     done = [running.wait() for running in (alone, *both)]
     assert all(d.returncode == 0 for d in done), "\n".join(d.stderr for d in done)
     assert all(len(d.stdout.splitlines()) == 1 for d in done), "Gloo writes to the standard output"
@@ -155,6 +152,6 @@ def test_a_second_run_of_a_world_starts_without_xla(tmp_path: Path) -> None:
         torch.distributed.all_reduce(y)
         print(y[0].item(), lazytpu.metrics.counter("compile"), lazytpu.metrics.counter("disk_hit"))
     """
-    settings = {**SETTINGS, "LAZYTPU_DISK_CACHE": "1", "LAZYTPU_DISK_CACHE_DIR": str(tmp_path), "XLA_FLAGS": flags(2)}
+    settings = {**SETTINGS, "LAZYTPU_DISK_CACHE": "1", "LAZYTPU_DISK_CACHE_DIR": str(tmp_path), "XLA_FLAGS": devices(2)}
     printed = [[done.stdout for done in run_world(code, 2, **settings)] for _ in range(2)]
     assert printed == [["256.0 1 0\n2.0 2 0\n"] * 2, ["256.0 0 1\n2.0 0 2\n"] * 2]
