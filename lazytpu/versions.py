@@ -106,6 +106,7 @@ PRIVATE_TORCH = (
 PRIVATE_WHEN_USED = (
     "_C._distributed_c10d",
     "_dynamo",
+    "_functorch._aot_autograd",
     "_functorch.partitioners",
     "distributed._state_dict_utils",
     "distributed.fsdp._fully_shard",

@@ -37,14 +37,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     slow = {line for line, *_ in listed("slow.txt")}
     newer = {name: rest for name, *rest in listed("newer.txt")}
+    there = {package: _release(version(package)) for package, *_ in newer.values()}
     for item in items:
         name = f"{item.path.relative_to(here)}::{item.nodeid.partition('::')[2]}"
         without_parameters = name.partition("[")[0]
         if name in slow or without_parameters in slow:
             item.add_marker(pytest.mark.slow)
-        package, first, what = newer.get(name) or newer.get(without_parameters) or ("torch", "0", "")
-        if _release(version(package)) < _release(first):
-            item.add_marker(pytest.mark.skip(reason=f"before {package} {first}: {what}"))
+        if found := newer.get(name) or newer.get(without_parameters):
+            package, first, what = found
+            if there[package] < _release(first):
+                item.add_marker(pytest.mark.skip(reason=f"before {package} {first}: {what}"))
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import _TorchCompileInductorWrapper
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 
 from lazytpu.config import config
 from lazytpu.frontends.jax.call import call_jax
@@ -35,6 +36,7 @@ def register(backend: object) -> None:
     after_import("torch._dynamo.variables.builder", _plain_tensors)
     after_import("torch._dynamo.trace_rules", _skipped_packages)
     after_import("torch._dynamo.eval_frame", _leave_alone)
+    after_import("torch._functorch._aot_autograd.runtime_wrappers", _handled)
     _lift_on_the_host()
     _serve_the_default(backend)
 
@@ -55,6 +57,11 @@ def _serve_the_default(backend: Any) -> None:
 
 def _is_on_device(inputs: Sequence[object]) -> bool:
     return any(isinstance(x, torch.Tensor) and x.device.type == config.device_name for x in inputs)
+
+
+def _handled(wrappers: ModuleType) -> None:
+    """Let the first call of a compiled function take device tensors where Dynamo was imported before lazytpu."""
+    setattr(wrappers, "HANDLED_TYPES", proxy_tensor.HANDLED_TYPES)  # noqa: B010  it imported the tuple that was
 
 
 def _skipped_packages(rules: ModuleType) -> None:
