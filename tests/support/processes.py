@@ -99,7 +99,11 @@ class _Server:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
         )
-        atexit.register(self._process.kill)
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        with self._process:  # closes its streams and waits
+            self._process.kill()
 
     def ask(self, request: dict[str, Any]) -> int:
         assert self._process.stdin is not None and self._process.stdout is not None
