@@ -18,9 +18,9 @@ import types
 from typing import Any
 
 _TIMEOUT_S = 300
-# What lazytpu imports, or an optimizer, or the first program.
+# What lazytpu imports, or the first program.
 _COMMON = ("jax", "jax.experimental.multihost_utils", "jax.extend", "jax.scipy.special", "jaxlib.mlir.dialects.builtin")
-_COMMON += ("jaxlib.mlir.dialects.mhlo", "rich.table", "torch._dynamo.backends.registry", "torch.utils.flop_counter")
+_COMMON += ("jaxlib.mlir.dialects.mhlo", "rich.table", "torch.utils.flop_counter")
 _COMMON += ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.utils.module_tracker")
 _forked: list[dict[str, Any]] = []  # what modules of the arguments want to be called at forks
 

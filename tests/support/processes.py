@@ -63,7 +63,7 @@ def start_code(
         "environment": {**os.environ, "PYTHONPATH": str(ROOT), **environment},
         "streams": streams.name,
     }
-    server = _server("lazytpu" if loaded else "")
+    server = _server("lazytpu torch._dynamo.backends.registry" if loaded else "")
     return Running(server, server.ask(request), streams)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.processes import run_python
+from tests.support.processes import run_code
 
 PROGRAM = """
 import sys
@@ -28,5 +28,5 @@ print(any(getattr(f, "__dynamo_disable", None) is f for f in shields._shielded()
 
 
 def test_dynamo_is_imported_by_those_who_use_it() -> None:
-    done = run_python("-c", PROGRAM)
+    done = run_code(PROGRAM)
     assert done.stdout.splitlines() == ["False", "torch.Size([3, 4])", "False"], done.stderr
