@@ -205,3 +205,14 @@ def test_the_default_backend_of_the_cpu_is_inductor(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(inductor, "compile_fx", lambda model, inputs, **options: seen.append(inputs) or model.forward)
     assert torch.compile(lambda a: a + 1)(torch.ones(2)).tolist() == [2.0, 2.0]
     assert len(seen) == 1
+
+
+def test_dynamo_may_be_imported_first() -> None:
+    """Torch looks up there which tensors the first call of a compiled function may hold; padding calls ops in it."""
+    code = """
+        import torch._functorch._aot_autograd.runtime_wrappers as wrappers
+        import lazytpu.tensors.tensor
+        print(lazytpu.tensors.tensor.LazyTensor in wrappers.HANDLED_TYPES)
+    """
+    done = run_code(code)
+    assert done.stdout == "True\n", done.stderr
