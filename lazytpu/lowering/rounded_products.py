@@ -29,6 +29,9 @@ _PICKING = """
 """.split()
 _SUBTRACTING = "add sub rsub".split()
 _SUBTRACTING_THE_MAXIMUM = "_log_softmax _safe_softmax _softmax _masked_softmax logsumexp".split()
+_DECIDING = """
+    acos acosh asin eq ge gt le log log10 log2 lt ne pow reciprocal rsqrt sign signbit sqrt
+""".split()  # of the difference of two products, as of ``b * b - 4 * a * c``, these want to know whether it is 0
 _NO_PRODUCTS = {"add", "sub", "rsub", "div", "exp", "log", "sqrt"}  # the last instruction of these is another one
 
 
@@ -38,6 +41,7 @@ def products_to_keep(graph: Graph) -> frozenset[Value]:
         return frozenset()
     equal = _Equal()
     parts: dict[Value, frozenset[int]] = {}  # value: the products whose elements it holds
+    differences: dict[Value, frozenset[int]] = {}
     wanted: set[int] = set()
     for node in graph.nodes:
         name = getattr(getattr(node.op.recorded, "overloadpacket", None), "__name__", "")
@@ -47,9 +51,13 @@ def products_to_keep(graph: Graph) -> frozenset[Value]:
             wanted |= given[0]
         elif len(given) == 2 and name in _SUBTRACTING:
             wanted |= given[0] & given[1]
+            if name != "add":
+                differences |= dict.fromkeys(values, given[0] | given[1])
+        elif name in _DECIDING:
+            wanted.update(*[differences[x] for x in operands(node) if type(x) is Value and x in differences])
         if given and name in _PICKING:
             parts |= dict.fromkeys(values, given[0].union(*given))
-        elif name not in _NO_PRODUCTS and _is_elementwise(node) and values[0].layout.dtype in _WIDE:
+        elif values and name not in _NO_PRODUCTS and _is_elementwise(node) and values[0].layout.dtype in _WIDE:
             parts |= dict.fromkeys(values, frozenset([equal.number(node)]))
     return frozenset([v for v, held in parts.items() if v in equal.products and held <= wanted])
 

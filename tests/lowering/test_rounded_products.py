@@ -18,6 +18,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "less an element": lambda x: ((y := x * 0.1) - y.flip(0)[:, 2:3]).sign(),
     "equal products": lambda x: x * 0.1 - (x * 0.1).contiguous(),
     "less the maximum of an equal product": lambda x: (x * 0.1 - (x * 0.1).amax(-1, keepdim=True) == 0).sum(-1),
+    "the root of a discriminant": lambda x: (x * x - 4 * (x / 2) * (x / 2)).sqrt(),
     "softmax": lambda x: (x * LARGE).softmax(-1),
     "log_softmax": lambda x: (x * LARGE).log_softmax(-1),
     "softmin": lambda x: F.softmin(x * -LARGE, -1),

@@ -121,6 +121,9 @@ def _spread(scale, shape):
     return scale
 
 
+_GREATEST = float(jnp.finfo(jnp.float8_e4m3fn).max)
+
+
 @lowers(aten._scaled_mm.default)
 def scaled_mm(out, a, b, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False):
     a = a.astype(jnp.float32) * _spread(scale_a, a.shape)
@@ -130,6 +133,8 @@ def scaled_mm(out, a, b, scale_a, scale_b, bias=None, scale_result=None, out_dty
         found = found + bias.astype(jnp.float32)
     if scale_result is not None and out.dtype.itemsize == 1:
         found = found / scale_result.reshape(())
+    if out.dtype == jnp.float8_e4m3fn:  # which has no infinities
+        found = jnp.clip(found, -_GREATEST, _GREATEST)
     return found.astype(out.dtype)
 
 
