@@ -75,3 +75,8 @@ def test_a_mask_with_one_row_for_all_reads_nothing(device: torch.device) -> None
     assert lazytpu.metrics.counter("cut") == cuts
     x[mask] = torch.ones(2, 4, device=device)
     assert x.sum().item() == 8
+
+
+def test_places_of_nothing_lie_as_on_the_cpu(device: torch.device) -> None:
+    x = torch.zeros(3, 4)
+    assert x.to(device).nonzero().stride() == x.nonzero().stride()

@@ -149,6 +149,9 @@ def ones(device: Any, dtype: torch.dtype, n: int = 4096) -> torch.Tensor:
 
 HALVES: dict[str, Case] = {
     # in bfloat16 a running sum of ones stays at 256, in float16 at 2048
+    "triangles beyond all diagonals": lambda d: [
+        f(n) for n in (2**40, -(2**40)) for f in (torch.ones(3, 2).to(d).tril, torch.ones(3, 2).to(d).triu)
+    ],
     "half sums": lambda d: [(ones(d, t).sum(), ones(d, t).mean(), ones(d, t).norm()) for t in FLOATS],
     "half sums of small numbers": lambda d: [(ones(d, t) * 1e-3).sum() for t in FLOATS[2:]],
     "half products of matrices": lambda d: [ones(d, t).view(1, -1) @ ones(d, t).view(-1, 1) for t in FLOATS],
