@@ -82,19 +82,14 @@ def _attention_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Return gradients of query, key, value and bias: each as the CPU's kernel lays it out, else like what it is of.
 
-    The CPU's kernel that holds few scores at a time, which takes no dropout, has the heads of a row side by side; its
-    other way multiplies with the transposed key.
+    The CPU's kernel that holds few scores at a time, which takes no dropout, has the heads of a row side by side.
     """
     contiguous = torch.contiguous_format
-    same_heads = query.shape[-3] == key.shape[-3]
     heads = query[..., : key.shape[-3], :, :]  # of a group there are several
     made = [torch.empty_like(x) for x in (query, key, value)]
     if rest[6] == 0 and not grad_input_mask[3] and has_flash(heads, key, value, attn_bias):
         made = [torch.empty_like(x.transpose(1, 2), memory_format=contiguous) for x in (query, key, value)]
         made = [x.transpose(1, 2) for x in made]
-    elif same_heads:
-        made = [torch.empty_like(x, memory_format=contiguous) for x in (query, key.mT, value)]
-        made[1] = made[1].mT
     return *made, None if attn_bias is None else torch.empty_like(attn_bias)
 
 
