@@ -85,9 +85,8 @@ def _attention_backward(
     The CPU's kernel that holds few scores at a time, which takes no dropout, has the heads of a row side by side.
     """
     contiguous = torch.contiguous_format
-    heads = query[..., : key.shape[-3], :, :]  # of a group there are several
     made = [torch.empty_like(x) for x in (query, key, value)]
-    if rest[6] == 0 and not grad_input_mask[3] and has_flash(heads, key, value, attn_bias):
+    if rest[6] == 0 and not grad_input_mask[3] and has_flash(query, key, value, attn_bias):
         made = [torch.empty_like(x.transpose(1, 2), memory_format=contiguous) for x in (query, key, value)]
         made = [x.transpose(1, 2) for x in made]
     return *made, None if attn_bias is None else torch.empty_like(attn_bias)

@@ -19,7 +19,7 @@ X = torch.linspace(-1, 1, 384).reshape(2, 4, 6, 8)
 ATTENTION: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {
     "contiguous": (X, X, X),
     "heads side by side": (X.transpose(1, 2).contiguous().transpose(1, 2),) * 3,
-    "groups": (X, X[:, :2].contiguous(), X[:, :2].contiguous()),
+    "causal": (X, X, X),
 }
 
 
@@ -27,7 +27,7 @@ ATTENTION: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {
 def test_gradients_of_attention_lie_as_on_the_cpu(device: torch.device, name: str) -> None:
     def strides(device: torch.device | str) -> list[tuple[int, ...]]:
         given = [x.to(device).requires_grad_() for x in ATTENTION[name]]
-        y = F.scaled_dot_product_attention(*given, enable_gqa=name == "groups")
+        y = F.scaled_dot_product_attention(*given, is_causal=name == "causal")
         return [x.stride() for x in (y, *torch.autograd.grad(y.square().sum(), given))]
 
     assert strides(device) == strides("cpu")
