@@ -107,8 +107,10 @@ def flat(record: dict[str, Any]) -> str:
                 done, mb = more["done"][i], more["mb"][i]
                 yield found["what"], count(done), count(mb), count(more["handles"][i]), count(more["threads"][i])
 
-    text = "## Long runs\n\nWhat the process holds while it works. With distinct shapes that grows until the trace tree has"
-    text += " `max_tree_nodes` nodes\nand `max_executables` programs are kept: 1.3 MB for 100 shapes are the tree's.\n"
+    text = "## Long runs\n\nWhat the process holds while it works. With distinct shapes that grows until the trace tree"
+    text += (
+        " has `max_tree_nodes` nodes\nand `max_executables` programs are kept: 1.3 MB for 100 shapes are the tree's.\n"
+    )
     return section(text, heads, each())
 
 
