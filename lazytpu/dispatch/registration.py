@@ -38,6 +38,7 @@ from lazytpu.lowering.registry import rule_of
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.torch_backend import (
     accelerator,
+    data_parallel,
     fork,
     generator,
     libraries,
@@ -87,6 +88,7 @@ def register() -> None:
     sys.modules[f"torch.{name}.amp"] = torch_module.amp  # for `from torch.tpu.amp import autocast`
     tensor_types.register(torch_module)
     accelerator.register()
+    data_parallel.register()
     meta_kernels.register()
     _register_kernels()
     sparse.register()

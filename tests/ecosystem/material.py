@@ -62,6 +62,10 @@ def _mnist(work: Path) -> None:
     digits(work / "examples/data")
 
 
+def _gans(work: Path) -> None:
+    digits(work / "PyTorch-GAN/data/mnist", 256, 64)
+
+
 def _mnist_beside(work: Path) -> None:
     digits(work / "examples/mnist_forward_forward/data")
 
@@ -192,6 +196,7 @@ def _chats(work: Path) -> None:
 MATERIAL: dict[str, Callable[[Path], None]] = {
     "mnist": _mnist,
     "mnist beside": _mnist_beside,
+    "gans": _gans,
     "folders": _folders,
     "super resolution": _super_resolution,
     "styles": _styles,

@@ -6,6 +6,7 @@ from tests.ecosystem.case import NUMBER, Script
 
 MAKEMORE, LLAMA, TIMM = "karpathy/makemore", "karpathy/llama2.c", "huggingface/pytorch-image-models"
 DIFFUSERS, TRL = "huggingface/diffusers", "huggingface/trl"
+GANS = "eriklindernoren/PyTorch-GAN"
 
 
 def _names(model: str) -> Script:
@@ -108,6 +109,17 @@ SCRIPTS = [
         rtol=0.3,
         data=("unlabelled",),
         needs=("diffusers", "accelerate", "datasets", "tensorboard"),
+    ),
+    Script(
+        GANS,
+        "implementations/gan",
+        tuple("gan.py --n_epochs 2 --batch_size 32 --n_cpu 0 --sample_interval 7".split()),
+        "a script for CUDA, run with --cuda: 16 steps of both networks, pictures of samples",
+        rf"\[D loss: {NUMBER}\] \[G loss: {NUMBER}\]",
+        rtol=0.3,
+        options=("--cuda",),
+        data=("gans",),
+        needs=("torchvision", "scikit-learn"),
     ),
     _tuned("sft", "tiny", "sft.py: a small Llama, 6 steps"),
     _tuned("dpo", "pairs", "dpo.py: a small Llama, 6 steps"),
