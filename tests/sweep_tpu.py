@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import jax
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -102,7 +103,8 @@ def of_models(done: set[str], options: argparse.Namespace) -> Iterator[Result]:
         if title not in done:
             yield {"started": title}
             plan = spmd.plan(model(name, how, options.models), TOPOLOGY)
-            yield {"model": title, **plan.as_json(), "custom_calls": custom_calls(plan.programs[0].compiled.text)}
+            calls = custom_calls(plan.programs[0].compiled.text)
+            yield {"model": title, **plan.as_json(), "custom_calls": calls, "haste": options.haste}
 
 
 def custom_calls(text: str) -> list[str]:
@@ -214,8 +216,8 @@ def _model_row(line: Result) -> Result:
     if "why" in line:
         return {"why": line["why"]}
     sent = [f"{row['count']} {row['kind']} over {row['axis']}, {size(row['bytes'])}" for row in line["collectives"][:3]]
-    kept = ("ops", "fits", "flops", "custom_calls")
-    return {key: line[key] for key in kept} | {"needed": line["memory"]["needed"], "sent": sent}
+    kept = ("ops", "fits", "flops", "custom_calls", "haste")
+    return {key: line[key] for key in kept if key in line} | {"needed": line["memory"]["needed"], "sent": sent}
 
 
 def _op_row(line: Result) -> Result:
@@ -230,7 +232,13 @@ def page_of(record: Result) -> str:
     failed = {name: row for name, row in ops.items() if row.get("failed")}
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
     rows = [
-        (name, "+".join(map(str, m["ops"])), size(m["needed"]), f"{m['flops']:.3g}", "; ".join(m["sent"]) or "nothing")
+        (
+            name + ", in haste" * m.get("haste", False),
+            "+".join(map(str, m["ops"])),
+            size(m["needed"]),
+            f"{m['flops']:.3g}",
+            "; ".join(m["sent"]) or "nothing",
+        )
         for name, m in models.items()
         if "why" not in m
     ]
@@ -295,6 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--samples", type=int, default=4)
         command.add_argument("--shard", default="0/1")
         command.add_argument("--ops", default="")
+        command.add_argument("--haste", action="store_true", help="let XLA compile in a quarter of the time")
         command.add_argument("--compile", action="store_true")
     commands.add_parser("page").add_argument("files", type=Path, nargs="+")
     options = parser.parse_args(arguments)
@@ -302,6 +311,8 @@ def main(arguments: list[str] | None = None) -> int:
         page(options.files)
         return 0
     warnings.simplefilter("ignore")
+    if options.haste:
+        jax.config.update("jax_exec_time_optimization_effort", -1.0)
     lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     done = {line.get("op") or line.get("model") for line in lines}
     last = lines[-1].get("started") if lines else None

@@ -46,7 +46,7 @@ class PlannedScript(run.Script):
 def plan(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file, or a module's name with `-m`.")],
     topology: Annotated[
-        str, typer.Option("-t", "--topology", metavar="KIND:SIDES", help="The chips, such as v5e:16x16 or v5p:8x8x16.")
+        str, typer.Option("-t", "--topology", metavar="KIND:SIDES", help="The chips: v5e:16x16, v5p:8x8x16, h100:16x8.")
     ],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments and options.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.disk import disks
-from tests.faults.kills import kills
+from tests.faults.kills import bytes_of_a_checkpoint, kills
 from tests.faults.memory import out_of_memory, shapes, steps
 from tests.faults.mutations import mutations
 from tests.faults.processes import exits, shared_cache, threads
@@ -11,6 +11,7 @@ from tests.faults.user_errors import user_errors
 
 FAULTS = {
     "kills": (kills, 500),
+    "bytes": (bytes_of_a_checkpoint, 200),
     "mutations": (mutations, 10_000),
     "disks": (disks, 40),
     "shared cache": (shared_cache, 10),

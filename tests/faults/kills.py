@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -230,3 +232,40 @@ def kills(count: int, seed: int) -> Result:
     for n in range(count):
         found += _moment([*VICTIMS][n % len(VICTIMS)], seed + n, use=n // len(VICTIMS) % 5 == 0)
     return Result(count, f"random moments of {', '.join(VICTIMS)}", found)
+
+
+_BYTES = 410_000  # the largest file of a checkpoint of `_save_up_to`, and some
+
+
+def _save_up_to(place: Path, most: int) -> None:
+    """Save a second checkpoint, and die where one of its files gets longer than ``most`` bytes."""
+    manager = CheckpointManager(place / "run", keep=2, wait=True)
+    x = torch.ones(1000, 50, device=lazytpu.device())
+    manager.save(1, {"x": x, "momentum": x * 2, "step": 1})
+    say("begun")
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    manager.save(2, {"x": x * 2, "momentum": x * 4, "step": 2})
+
+
+def _at_byte(most: int) -> list[str]:
+    """Kill one child at a byte; what is wrong afterwards."""
+    place = folder()
+    place.chmod(0o700)
+    try:
+        ended = Child(_save_up_to, place, most).wait()
+        if ended.status not in (0, -signal.SIGXFSZ) or (not ended.status and most < _BYTES // 4):
+            return [f"{most} bytes: {ended.problem or 'it was not killed'}"]
+        checked = in_child(_check, "manager", place, True, timeout_s=60)
+        texts = [*checked.said[0], checked.problem] if checked.said else [checked.problem]
+        return [f"{most} bytes: {text}" for text in filter(None, texts)]
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@timed
+def bytes_of_a_checkpoint(count: int, seed: int) -> Result:
+    """a process killed at a byte of a manager's checkpoint"""
+    step = _BYTES // max(1, count - 1)
+    found = [text for n in range(count) for text in _at_byte(min(n * step + seed, _BYTES))]
+    return Result(count, f"bytes of a file, one in {step:,}", found)

@@ -13,7 +13,7 @@ from tests.support.processes import run_code
 @pytest.mark.parametrize(
     ("names", "scale"),
     [
-        (["kills", "mutations"], 0.005),
+        (["kills", "bytes", "mutations"], 0.005),
         (["disks", "shared cache", "threads", "exits", "user errors"], 0.1),
         (["memory", "steps", "shapes"], 0.05),
     ],
