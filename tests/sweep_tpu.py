@@ -60,7 +60,9 @@ def model(name: str, how: str, folder: Path) -> Callable[[], Callable[[], None]]
 
     def program() -> Callable[[], None]:
         mesh = spmd.Mesh((2, 4), ("data", "model"))
-        made, x, target, kind = models.make(name)
+        found = models.make(name)
+        fields = ("net", "x", "target", "optimizer")
+        made, x, target, kind = found if isinstance(found, tuple) else [getattr(found, field) for field in fields]
         made.to(lazytpu.device())
         if how == "FSDP":
             mesh = spmd.Mesh((8,), ("data",))

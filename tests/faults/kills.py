@@ -265,7 +265,7 @@ def _at_byte(most: int) -> list[str]:
 
 @timed
 def bytes_of_a_checkpoint(count: int, seed: int) -> Result:
-    """a process killed at a byte of a manager's checkpoint"""
+    """A process killed at a byte of a file of a manager's checkpoint"""
     step = _BYTES // max(1, count - 1)
     found = [text for n in range(count) for text in _at_byte(min(n * step + seed, _BYTES))]
     return Result(count, f"bytes of a file, one in {step:,}", found)
