@@ -28,6 +28,7 @@ from benchmarks import (
     page,
     record,
     scale,
+    scaling_page,
     sort_lowerings,
     torch_step,
 )
@@ -197,3 +198,20 @@ def test_the_cost_of_metrics_is_measured(tmp_path):
         found = metrics_cost.cost(metrics_cost.trainer("tiny", compiled), switches["metrics_file"], 3, 0.01)
         assert found.cpu > 0 and found.wall > 0
     assert not lazytpu.config.metrics_file and (tmp_path / "steps.jsonl").read_text()
+
+
+def test_pods_send_what_the_formulas_say_and_are_not_promised_less_than_was_measured() -> None:
+    cases = {case.name: case for case in scaling_page.saved()}
+    assert all(f"{model}-fsdp-v5p-{chips}" in cases for model in scaling_page.MODELS for chips in (8, 4096))
+    for case in cases.values():
+        assert scaling_page.sent(case) == pytest.approx(scaling_page.formula(case), rel=0.02), case.name
+        assert case.utilization(case.time_s("compute")) < 80
+    for name, _, _, mfu in scaling_page.PUBLISHED:
+        case = cases[name]
+        assert case.utilization(max(case.time_s("compute"), case.time_s("links"))) > mfu
+    measured = 100 * scaling_page.TORCHTITAN[1] / scaling_page.TORCHTITAN[0]
+    found = scaling_page.efficiency(cases["8b-fsdp-h100-8"], cases["8b-fsdp-h100-128"])
+    assert all(abs(x - measured) < 5 for x in found)
+    page = scaling_page.PAGE.read_text()
+    assert all("| " + " | ".join(row) + " |" in page for row in scaling_page.byte_rows([*cases.values()]))
+    assert sum(plot.stat().st_size for plot in (ROOT / "docs/_static").glob("scaling-*.svg")) < 100_000

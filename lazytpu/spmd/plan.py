@@ -37,8 +37,7 @@ def plan(function: Callable[[], object], topology: str, *, steps: int = 3) -> Pl
         function: makes model, optimizer and batches, marks them on a `Mesh` whose devices are those of the topology,
             and runs steps.  Where it returns a function, that is the step, and called ``steps`` times.  All tensors
             of the device that it uses have to be made inside.
-        topology: kind of chip, and chips along each side: ``v5e:16x16``, ``v5p:8x8x16``; of GPUs, hosts and
-            GPUs of each: ``h100:16x8``.
+        topology: kind of chip, and chips along each side: ``v5e:16x16``; of GPUs hosts and GPUs of each: ``h100:2x8``.
         steps: how many steps are recorded; the last one is compiled.  The first ones make the optimizer's state.
 
     Returns:
