@@ -60,15 +60,15 @@ def test_a_scheduler_between_the_steps() -> None:
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw", "rmsprop"])
-def test_a_learning_rate_that_changes_in_every_step_becomes_a_tensor(name: str) -> None:
+def test_a_learning_rate_that_changes_in_every_step_stays_a_number(name: str) -> None:
     twins = Twins(OPTIMIZERS[name])
     schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 20) for o in twins.optimizers]
     for x, y in batches(16):
         twins.run(x, y)
         for s in schedulers:
             s.step()
-    assert isinstance(twins.optimizers[1].param_groups[0]["lr"], torch.Tensor)
-    assert replays() >= 6, lazytpu.explain()
+    assert type(twins.optimizers[1].param_groups[0]["lr"]) is float
+    assert replays() == 13, lazytpu.explain()
     twins.check()
 
 

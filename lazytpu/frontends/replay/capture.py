@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -195,12 +195,16 @@ def _place(node: Node) -> str:
     return f"{node.op.name} at {node.site.text}" if node.site.text else str(node.op.name)
 
 
-def difference(old: RecordedCall, new: RecordedCall) -> str:
-    """Return why two recorded calls are not one program, with the op and the line; empty where they are."""
+def difference(old: RecordedCall, new: RecordedCall, explained: Collection[int] = ()) -> str:
+    """Return why two recorded calls are not one program, with the op and the line; empty where they are.
+
+    Args:
+        explained: positions of floats that may differ.
+    """
     return (
         _other_graph(old, new)
         or _other_tensors(old, new)
-        or _other_numbers(old, new)
+        or _other_numbers(old, new, explained)
         or ("" if _returns(old) == _returns(new) else "the function returns something else")
     )
 
@@ -246,13 +250,14 @@ def _returns(call: RecordedCall) -> list[Returned]:
     ]  # fmt: skip
 
 
-def _other_numbers(old: RecordedCall, new: RecordedCall) -> str:
+def _other_numbers(old: RecordedCall, new: RecordedCall, explained: Collection[int]) -> str:
     random = {i for at in new.keys for i in (at, at + 1)}
     before: tuple[Sequence[Any], ...] = old.numbers
     after: tuple[Sequence[Any], ...] = new.numbers
     for kind, a, b in zip("fic", before, after, strict=True):
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            if not (x == y or (x != x and y != y)) and not (kind == "i" and i in random):
+            allowed = random if kind == "i" else explained if kind == "f" else ()
+            if not (x == y or (x != x and y != y)) and i not in allowed:
                 place = next(
                     (_place(n) for n in new.path.path() for o in operands(n)
                      if type(o) is Number and o.kind == kind and o.index == i), "an op",

@@ -23,6 +23,7 @@ from lazytpu.diagnosis import events
 from lazytpu.errors import ReplayError
 from lazytpu.frontends.replay.capture import Capture, difference, draws_so_far
 from lazytpu.frontends.replay.guards import Guards
+from lazytpu.frontends.replay.numbers import Followed, first_followed, followed, settings_of, tracing
 from lazytpu.frontends.replay.replay import UNFIT, RecordedCall, ReplayedProgram, grad_of
 from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.tree import trace
@@ -40,8 +41,6 @@ MAX_RECORDED = 5
 
 _MAX_KINDS = 32
 _LAZY = {LazyTensor}
-_LR_CHANGES = 2  # between calls, one after the other, before a learning rate becomes a tensor
-_TENSOR_LR = (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.RAdam)
 
 
 class _Kind:
@@ -49,18 +48,20 @@ class _Kind:
 
     Attributes:
         last: the latest recorded call, ``guards`` what was around it afterwards.
+        followed: how the floats of its calls follow from the settings of optimizers.
         rebinds: how often tensors had been pointed at another storage by then.
         program: what is replayed as long as the guards hold.
         recorded, replays: how many calls were so in a row.
         given_up: recorded in every call from now on.
     """
 
-    __slots__ = ("given_up", "guards", "last", "program", "rebinds", "recorded", "replays")
+    __slots__ = ("followed", "given_up", "guards", "last", "program", "rebinds", "recorded", "replays")
 
     def __init__(self) -> None:
         self.last: RecordedCall | None = None
         self.guards: Guards | None = None
         self.program: ReplayedProgram | None = None
+        self.followed: Followed | None = None
         self.rebinds = self.recorded = self.replays = 0
         self.given_up = False
 
@@ -76,7 +77,6 @@ class CompiledStep:
         self._site = Site(code.co_filename, code.co_firstlineno) if code is not None else UNKNOWN
         self._kinds: LeastRecent[object, _Kind] = LeastRecent(_MAX_KINDS)
         self._found = Guards(function)
-        self._lr_changes = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if trace.forgetful:  # somebody looks at each op
@@ -93,11 +93,14 @@ class CompiledStep:
         program = kind.program
         if program is not None:
             assert kind.guards is not None  # set with the program
-            if kind.guards.hold() and kind.rebinds == tensor.rebinds:
+            if kind.rebinds == tensor.rebinds and (kind.guards.hold() or self._follow(kind, program)):
                 if self._verify_every and kind.replays % self._verify_every == self._verify_every - 1:
                     return self._verify(kind, leaves, args, kwargs)
                 result = self._replayed(program, leaves)
                 if result is not UNFIT:
+                    if program.call.counters:
+                        torch._foreach_add_(program.call.counters, 1.0)
+                        kind.guards.counted()
                     kind.replays += 1
                     metrics.count("step")
                     metrics.count("replay")
@@ -147,26 +150,28 @@ class CompiledStep:
         assert kind.guards is not None
         kind.program, kind.recorded, kind.replays = None, 0, 0
         changes = kind.guards.changes()
-        self._follow_lr(changes)
         if kind.rebinds != tensor.rebinds:
             changes.append("a tensor points at other memory (x.data = y)")
         events.recorded_again(
             self._name, "; ".join(changes[:3]) or "arguments or gradients share memory in another way", self._site
         )
 
-    def _follow_lr(self, changes: list[str]) -> None:
-        """Make tensors of the learning rates that change between calls again and again."""
-        if not changes or not all(change.partition(" ")[0].endswith(".lr") for change in changes):
-            self._lr_changes = 0
-            return
-        self._lr_changes += 1
-        if self._lr_changes >= _LR_CHANGES:
-            for optimizer in self._found.optimizers:
-                _make_lr_tensors(optimizer)
+    def _follow(self, kind: _Kind, program: ReplayedProgram) -> bool:
+        """Return whether only settings of optimizers have changed, and the program has the numbers for them now."""
+        assert kind.guards is not None  # set with the program
+        changed = kind.guards.changed_settings()
+        if changed is None:
+            return False
+        if changed:
+            if kind.followed is None or not kind.followed.seen.issuperset(changed):
+                return False
+            floats = kind.followed.floats(settings_of(kind.guards.optimizers))
+            if floats is None or not program.follow(floats):
+                return False
+        kind.guards.learn()
+        return True
 
     def _record(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> Any:
-        if kind.guards is not None and kind.recorded:
-            self._follow_lr(kind.guards.changes())
         guards, call, result = self._recorded(kind, leaves, args, kwargs)
         problem = call if isinstance(call, str) else call.problem
         changes = guards.changes()
@@ -174,7 +179,7 @@ class CompiledStep:
         kind.last = None if isinstance(call, str) else call
         kind.recorded += 1
         if not problem and last is not None and not isinstance(call, str):
-            problem = difference(last, call)
+            problem = self._differ(kind, last, call)
             if not problem and changes:
                 problem = f"the function changes something besides tensors of the device: {'; '.join(changes[:3])}"
             if not problem:
@@ -191,6 +196,19 @@ class CompiledStep:
             events.not_replayed(self._name, problem, self._site)
         return result
 
+    def _differ(self, kind: _Kind, last: RecordedCall, call: RecordedCall) -> str:
+        """Return why two calls are not one program; note how their numbers follow from settings of optimizers."""
+        floats = call.numbers[0]
+        if len(floats) != len(last.numbers[0]) or call.log.settings.keys() != last.log.settings.keys():
+            kind.followed = None
+            return difference(last, call)
+        before = kind.followed or first_followed(last.log, last.numbers[0])
+        found = followed(before, last.log, call.log, floats)
+        explained = {*range(len(floats))}.difference(found.unexplained())
+        problem = difference(last, call, explained)
+        kind.followed = None if problem else found
+        return problem
+
     def _recorded(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> tuple[Guards, RecordedCall | str, Any]:
         """Run the function; return the guards from before it, what it did (or why that is no call), and its result."""
         self._found = Guards(self._function)
@@ -200,7 +218,8 @@ class CompiledStep:
         cutting.cut("lazytpu.compile")
         before, draws = trace.step, draws_so_far()
         shapes = [_shape_of(x) for x in leaves]
-        with loops.kept_whole():
+        counters = guards.counters()
+        with loops.kept_whole(), tracing(guards.optimizers) as log:
             result = _detached(self._function(*args, **kwargs), leaves)
         if kind.last is not None and kind.last.unexplained:
             gc.collect()  # perhaps only a reference cycle keeps it
@@ -214,6 +233,11 @@ class CompiledStep:
                 return guards, "the function computes on a mesh (lazytpu.spmd), and is recorded in each call", result
             capture = Capture(leaves, result, guards.parameters, draws)
             cutting.cut("lazytpu.compile", capture)
+        if capture.call is not None:
+            capture.call.log = log
+            if counters and all(counter.item() == number + 1 for counter, number in counters):
+                capture.call.counters = [counter for counter, _ in counters]
+                guards.counted()
         return guards, capture.call or "the function computes nothing on the device", result
 
     def _verify(self, kind: _Kind, leaves: Any, args: Any, kwargs: Any) -> Any:
@@ -229,6 +253,8 @@ class CompiledStep:
                 given=problem,
                 fix="make what changes an argument, or a tensor of the device that the function updates",
             )
+        if kind.guards is not None:
+            kind.guards.counted()
         kind.replays += 1
         metrics.count("verified")
         return result
@@ -324,15 +350,3 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
                     twin = new_storage(source.layout, source.buffer)
                     twin.shared = True
                     state["step"] = make(twin)
-
-
-def _make_lr_tensors(optimizer: torch.optim.Optimizer) -> None:
-    """Make the learning rates of an optimizer tensors, which schedulers fill in place."""
-    for group in optimizer.param_groups:
-        parameter = next(iter(group["params"]), None)
-        if parameter is None or not is_device_tensor(parameter):
-            continue
-        if isinstance(optimizer, _TENSOR_LR) and isinstance(group["lr"], float):
-            group["lr"] = torch.tensor(group["lr"], dtype=torch.float64, device=parameter.device)
-            if isinstance(optimizer, torch.optim.SGD):  # its other forms read the number
-                group["fused"], group["foreach"] = True, False

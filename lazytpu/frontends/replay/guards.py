@@ -14,12 +14,14 @@ import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import accumulate, chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+
+from lazytpu.frontends.replay.numbers import Setting
 
 _SIMPLE = (int, float, complex, str, bytes, bool, torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (dict, list, tuple, set, deque)
@@ -33,6 +35,8 @@ _SCALER = ("_enabled", "_growth_factor", "_backoff_factor", "_growth_interval", 
 _contents = attrgetter("cell_contents")
 _requires_grad = attrgetter("requires_grad")
 _training = attrgetter("training")
+_version = attrgetter("_version")
+_Flags: TypeAlias = tuple[list[bool], list[int], list[int]]
 _GONE = (KeyError, ValueError, AttributeError, RuntimeError)
 
 
@@ -59,6 +63,7 @@ class Guards:
         self._seen: dict[int, object] = {}
         self._watched: list[Iterable[object]] = []  # each gives what there is now whenever it is iterated over
         self._labels: list[Callable[[int], str]] = []
+        self._groups: dict[int, tuple[int, int, list[str]]] = {}  # part of what is watched: optimizer, group, names
         self._visit(function, "", 0)
         found = [p for m in self.modules for p in m._parameters.values() if p is not None]
         found += [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
@@ -66,17 +71,23 @@ class Guards:
         self._hooks = [hooks for m in self.modules for name in _HOOKS if (hooks := getattr(m, name)) is not None]
         parts = [list(part) for part in self._watched]
         self._sizes = list(map(len, parts))
-        self._values, self._flags = list(chain.from_iterable(parts)), self._present_flags()
+        self._values = list(chain.from_iterable(parts))
         self._ids = list(map(id, self._values))
+        self._host = [x for x in self._values if isinstance(x, torch.Tensor) and x.device.type == "cpu"]
+        self._flags = self._present_flags()
+        starts = [0, *accumulate(self._sizes)]
+        self._settings = {
+            starts[part] + at: Setting(optimizer, group, name)
+            for part, (optimizer, group, names) in self._groups.items()
+            for at, name in enumerate(names)
+        }
 
     def hold(self) -> bool:
-        """Return whether nothing has changed."""
+        """Return whether everything is the same object as before, which is what is asked in each call."""
         try:
-            if list(map(id, self._now())) == self._ids and self._present_flags() == self._flags:
-                return True
+            return list(map(id, self._now())) == self._ids and self._present_flags() == self._flags
         except _GONE:
             return False
-        return not self.changes()
 
     def training(self) -> tuple[bool, ...]:
         """Return the ``training`` flag of every module."""
@@ -98,8 +109,10 @@ class Guards:
             found += [
                 _change(label(i), a, b) for i, (a, b) in enumerate(zip(old, part, strict=False)) if not _same(a, b)
             ]
-        if flags != self._flags:
+        if flags[:2] != self._flags[:2]:
             found.append("requires_grad of a parameter, or the hooks of a module")
+        if flags[2] != self._flags[2]:
+            found.append("the contents of a tensor on the CPU")
         if not found:
             self._values, self._ids = now, list(map(id, now))
         return found
@@ -107,8 +120,52 @@ class Guards:
     def _now(self) -> list[object]:
         return list(chain.from_iterable(self._watched))
 
-    def _present_flags(self) -> object:
-        return list(map(_requires_grad, self.parameters)), list(map(len, self._hooks))
+    def _present_flags(self) -> _Flags:
+        versions = list(map(_version, self._host))
+        return list(map(_requires_grad, self.parameters)), list(map(len, self._hooks)), versions
+
+    def counters(self) -> list[tuple[torch.Tensor, float]]:
+        """Return the step counters of optimizers that lie on the CPU, with their numbers."""
+        states = [state for o in self.optimizers for state in o.state.values() if isinstance(state, dict)]
+        steps = [state.get("step") for state in states]
+        return [(x, x.item()) for x in steps if isinstance(x, torch.Tensor) and x.device.type == "cpu" and not x.dim()]
+
+    def counted(self) -> None:
+        """Take the versions of tensors on the CPU as they are now: their step counters have gone on."""
+        self._flags = (*self._flags[:2], self._present_flags()[2])
+
+    def changed_settings(self) -> list[Setting] | None:
+        """Return the settings of optimizers that differ from when this was made; None where anything else does."""
+        try:
+            now, flags = self._now(), self._present_flags()
+        except _GONE:
+            return None
+        if len(now) != len(self._values) or flags != self._flags:
+            return None
+        found: list[Setting] = []
+        ids = list(map(id, now))
+        for i in [i for i, (a, b) in enumerate(zip(ids, self._ids, strict=True)) if a != b]:
+            old, new = self._values[i], now[i]
+            if _same(old, new):
+                continue
+            setting = self._settings.get(i)
+            if setting is None or type(old) is not type(new):
+                return None
+            if type(new) is tuple and type(old) is tuple and len(old) == len(new):
+                differing = [j for j, (x, y) in enumerate(zip(old, new, strict=True)) if not _same(x, y)]
+                if any(type(old[j]) is not float or type(new[j]) is not float for j in differing):
+                    return None
+                found += [setting._replace(position=j) for j in differing]
+            elif type(new) is float:
+                found.append(setting)
+            else:
+                return None
+        return found
+
+    def learn(self) -> None:
+        """Take everything as it is now."""
+        self._values = self._now()
+        self._ids = list(map(id, self._values))
 
     # --- finding ---------------------------------------------------------------------------------------------
 
@@ -163,6 +220,7 @@ class Guards:
         self.optimizers.append(optimizer)
         self._attributes(optimizer, ("state", "param_groups"), name)
         for i, group in enumerate(optimizer.param_groups):
+            self._groups[len(self._watched)] = len(self.optimizers) - 1, i, list(group)
             self._watch(group.values(), functools.partial(_key_label, group, f"{name}.param_groups[{i}]."))
             self._watch(group["params"], lambda j, i=i: f"{name}.param_groups[{i}]['params']")  # type: ignore[misc]
         states = optimizer.state

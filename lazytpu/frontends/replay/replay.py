@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from lazytpu import random
+from lazytpu.frontends.replay.numbers import Log
 from lazytpu.ir.tree import Node, trace
 from lazytpu.observe import metrics
-from lazytpu.runtime import launch, meshes
+from lazytpu.runtime import executables, launch, meshes
 from lazytpu.runtime.client import Buffer, Scalars
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
@@ -113,6 +114,8 @@ class RecordedCall:
         results: for each leaf of the return value how to make it.
         structure: makes the return value of its leaves.
         numbers: floats, ints and complex numbers; ``keys`` are the positions of random keys among the ints.
+        counters: step counters on the CPU, to which a call adds one.
+        log: what was computed from the settings of optimizers.
         problem: why the call must not be replayed, empty where nothing is known against it.
         kept_gradients: parameters and the gradients they had before, and have still.
         unexplained: a tensor of the call is kept by nobody who is known.
@@ -130,6 +133,8 @@ class RecordedCall:
     structure: Callable[[list[Any]], Any]
     numbers: tuple[list[float], list[int], list[complex]]
     keys: list[int]
+    counters: list[torch.Tensor] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
     problem: str = ""
     kept_gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     unexplained: bool = False
@@ -192,6 +197,15 @@ class ReplayedProgram:
         memories = {(result.what, result.memory) for result in call.results if result.kind == "output"}
         times = Counter(slot for slot, _ in memories)
         self._results_shared = {s for s, n in times.items() if n > 1 or s in self._shared or s in owners}
+
+    def follow(self, floats: list[float]) -> bool:
+        """Take these floats from now on; return whether the executable is for them."""
+        if not executables.fits(self.call.executable, floats, self.call.numbers[1]):
+            return False
+        self.call.numbers[0][:] = floats
+        packs = launch.scalar_arrays(self.call.executable.graph, *self.call.numbers)
+        self._packs = packs if self.call.keys else launch.resident(packs)
+        return True
 
     def holds(self, storage: Storage) -> bool:
         """Return whether a storage is one that the program reads or writes besides its arguments."""
