@@ -210,6 +210,7 @@ def test_the_default_backend_of_the_cpu_is_inductor(monkeypatch: pytest.MonkeyPa
 def test_dynamo_may_be_imported_first() -> None:
     """Torch looks up there which tensors the first call of a compiled function may hold; padding calls ops in it."""
     code = """
+        import torch._dynamo
         import torch._functorch._aot_autograd.runtime_wrappers as wrappers
         import lazytpu.tensors.tensor
         print(lazytpu.tensors.tensor.LazyTensor in wrappers.HANDLED_TYPES)
