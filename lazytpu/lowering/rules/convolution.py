@@ -4,6 +4,8 @@ Three linear maps are enough: the convolution, its transpose in the input and it
 weight.  A transposed convolution is the second of them, and its gradients are the other two.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -14,27 +16,45 @@ from lazytpu.lowering.support import conv_groups, conv_matmul, conv_narrow, conv
 from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
+_FEW_ROWS, _FEW_CHANNELS = 64, 8  # of a product on CPUs, below which our own lowering is faster
 
 
 def _xla_conv(x, w, shape, stride, padding, dilation, groups):
-    """Return the convolution whose result has ``shape``: the padding at the end of a dimension follows from that."""
+    """Return the convolution whose result has ``shape``: the padding at the end of a dimension follows from that.
+
+    Of images, XLA on CPUs is several times as fast if the channels are last.
+    """
     spans = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(shape[2:], stride, w.shape[2:], dilation, strict=True)]
     pads = [(p, span - size - p) for p, span, size in zip(padding, spans, x.shape[2:], strict=True)]
-    return lax.conv_general_dilated(x, w, stride, pads, rhs_dilation=dilation, feature_group_count=groups)
+    how = {"window_strides": stride, "padding": pads, "rhs_dilation": dilation, "feature_group_count": groups}
+    if x.ndim != 4 or not on_one_cpu():
+        return lax.conv_general_dilated(x, w, **how)
+    x, w = jnp.moveaxis(x, 1, -1), jnp.transpose(w, (2, 3, 1, 0))
+    return jnp.moveaxis(lax.conv_general_dilated(x, w, **how, dimension_numbers=("NHWC", "HWIO", "NHWC")), -1, 1)
 
 
-def _own_lowering(x=None, groups=1):
-    """Return whether XLA's convolution is too slow on the platform, as it is on CPUs (benchmarks/conv_lowerings.py).
+def _own_lowering(x=None, w=None, groups=1, contracted=1):
+    """Return whether our convolution is faster than XLA's on the platform (benchmarks/conv_lowerings.py).
 
-    Its convolution of f32 along one dimension is as good as ours where the channels are neither few nor very many.
-    Other platforms have no convolution of integers.
+    On CPUs XLA's convolutions of f32 are as good along one dimension where the channels are neither few nor very many,
+    and better along two, except for few channels and for more weights than places.
+
+    Args:
+        x: what is convolved [image, channel, *spatial]; none where only the platform is asked for.
+        w: the weight's shape.
+        contracted: the dimension of the weight that is summed over; 2 for the gradient of the weight.
     """
     how = forced("own_convolution", "xla_convolution")
-    if target_platform() != "cpu" and x is not None and jnp.issubdtype(x.dtype, jnp.integer):
-        return True
     if how or not on_one_cpu():
         return how == "own_convolution"
-    return x is None or x.ndim != 3 or groups > 1 or x.dtype != jnp.float32 or not 8 <= x.shape[1] < 512
+    if x is None or groups > 1 or x.dtype != jnp.float32 or x.ndim > 4:
+        return True
+    if x.ndim == 3:
+        return not 8 <= x.shape[1] < 512
+    if contracted == 2:
+        return False
+    taps, places = math.prod(w[2:]), x.size // x.shape[1]
+    return w[contracted] * taps < _FEW_ROWS or w[1 - contracted] < _FEW_CHANNELS or places < w[1] * taps
 
 
 def _ungrouped(*how):
@@ -52,7 +72,7 @@ def _of_patches(kernel, stride, padding, dilation, groups):
 def _conv(x, w, shape, *how):
     if _of_patches(w.shape[2:], *how):
         return conv_patches.forward(x, w, shape[2:], how[0])
-    if _own_lowering(x, how[-1]):
+    if _own_lowering(x, w.shape, how[-1], 1):
         module, how = _ungrouped(*how)
         return module.forward(x, w, shape[2:], *how)
     return _xla_conv(x, w, shape, *how)
@@ -61,7 +81,7 @@ def _conv(x, w, shape, *how):
 def _input_transpose(grad, w, shape, *how):
     if _of_patches(w.shape[2:], *how):
         return conv_patches.input_gradient(grad, w, shape[2:], how[0])
-    if _own_lowering(grad, how[-1]):
+    if _own_lowering(grad, w.shape, how[-1], 0):
         module, how = _ungrouped(*how)
         return module.input_gradient(grad, w, shape[2:], *how)
     x = jax.ShapeDtypeStruct(shape, grad.dtype)
@@ -71,7 +91,7 @@ def _input_transpose(grad, w, shape, *how):
 def _weight_transpose(grad, x, shape, *how):
     if _of_patches(shape[2:], *how):
         return conv_patches.weight_gradient(grad, x, shape[2:], how[0])
-    if _own_lowering(x, how[-1]):
+    if _own_lowering(x, shape, how[-1], 2):
         module, how = _ungrouped(*how)
         return module.weight_gradient(grad, x, shape[2:], *how)
     w = jax.ShapeDtypeStruct(shape, grad.dtype)
