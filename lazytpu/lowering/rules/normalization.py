@@ -27,11 +27,6 @@ def _affine(x, weight, bias, shape):
     return x if bias is None else x + bias.astype(x.dtype).reshape(shape)
 
 
-def _normalized_gradient(grad, xhat, rstd, dims):
-    """Return the gradient through ``xhat = (x - mean) * rstd``, whose statistics are over ``dims``."""
-    return rstd * (grad - sums.mean(grad, dims) - xhat * sums.mean(grad * xhat, dims))
-
-
 def _normalized_dims(x, normalized_shape):
     return tuple(range(x.ndim - len(normalized_shape), x.ndim))
 
@@ -67,9 +62,15 @@ def native_layer_norm_backward(out, grad, x, normalized_shape, mean, rstd, weigh
 
 def _row_gradients(out, mask, lead, *operands):
     """Return the gradients of layer or RMS normalization in the types of ``out``, None for those not wanted."""
+    return _by_mask(out, mask, _norm_gradients, (lead,), operands)
+
+
+def _by_mask(out, mask, function, fixed, operands):
+    """Return the gradients that ``function`` gives, apart, in the types of ``out``, None for those not wanted."""
     wanted = tuple(asked and o is not None for asked, o in zip(mask, out, strict=True))
-    results = iter(apart(_norm_gradients, lead, wanted)(*operands))
-    return tuple(next(results).astype(o.dtype) if w else None for w, o in zip(wanted, out, strict=True))
+    results = iter(apart(function, *fixed, wanted)(*operands))
+    types = zip(wanted, out, strict=True)
+    return tuple(next(results).reshape(o.shape).astype(o.dtype) if w else None for w, o in types)
 
 
 def _norm_gradients(lead, wanted, grad, x, mean, rstd, weight):
@@ -96,34 +97,46 @@ def _norm_gradients(lead, wanted, grad, x, mean, rstd, weight):
 def native_group_norm(out, x, weight, bias, N, C, HxW, group, eps):
     dtype = compute_dtype(x.dtype)
     grouped = x.astype(dtype).reshape(N, group, C // group, HxW)
-    mean, variance = _moments(grouped, (2, 3))
-    rstd = lax.rsqrt(variance + jnp.asarray(eps, dtype))
-    y = _affine(((grouped - mean) * rstd), weight, bias, (1, group, C // group, 1))
-    results = y, mean, rstd
+    weight, bias = (None if p is None else p.astype(dtype) for p in (weight, bias))
+    results = apart(_group_norm)(grouped, weight, bias, jnp.asarray(eps, dtype))
     return tuple(r.reshape(o.shape).astype(o.dtype) for r, o in zip(results, out, strict=True))
+
+
+def _group_norm(x, weight, bias, eps):
+    """Return x [image, group, channel, place] normalized by groups, their means and the inverses of the deviations.
+
+    Apart from what surrounds it, so that it is computed once and not for each reader.
+    """
+    mean, variance = _moments(x, (2, 3))
+    rstd = lax.rsqrt(variance + eps)
+    return _affine((x - mean) * rstd, weight, bias, (1, *x.shape[1:3], 1)), mean, rstd
 
 
 @lowers(aten.native_group_norm_backward.default)
 def native_group_norm_backward(out, grad, x, mean, rstd, weight, N, C, HxW, group, output_mask):
     dtype = compute_dtype(x.dtype)
-    shape, channels = (N, group, C // group, HxW), (1, group, C // group, 1)
-    grad, x = grad.astype(dtype).reshape(shape), x.astype(dtype).reshape(shape)
+    grad, x = (a.astype(dtype).reshape(N, group, C // group, HxW) for a in (grad, x))
     mean, rstd = (s.astype(dtype).reshape(N, group, 1, 1) for s in (mean, rstd))
+    weight = None if weight is None else weight.astype(dtype)
+    return _by_mask(out, output_mask, _group_gradients, (), (grad, x, mean, rstd, weight))
+
+
+def _group_gradients(wanted, grad, x, mean, rstd, weight):
+    """Return those gradients of x [image, group, channel, place], the weight and the bias that are ``wanted``.
+
+    The sums over the places of a channel serve all three.
+    """
     xhat = (x - mean) * rstd
-    dx, dw, db = out
-    return (
-        _normalized_gradient(_affine(grad, weight, None, channels), xhat, rstd, (2, 3))
-        .reshape(dx.shape)
-        .astype(dx.dtype)
-        if output_mask[0]
-        else None,
-        _vector(sums.total(grad * xhat, (0, 3)), dw) if output_mask[1] and dw is not None else None,
-        _vector(sums.total(grad, (0, 3)), db) if output_mask[2] and db is not None else None,
-    )
-
-
-def _vector(x, out):
-    return x.reshape(out.shape).astype(out.dtype)
+    by_weight, by_bias = (sums.total(a, (3,))[..., None] for a in (grad * xhat, grad))  # [image, group, channel, 1]
+    results = []
+    if wanted[0]:
+        channels = (1, *x.shape[1:3], 1)
+        of_mean, of_rstd = (
+            jnp.sum(_affine(a, weight, None, channels), 2, keepdims=True) / (x.shape[2] * x.shape[3])
+            for a in (by_bias, by_weight)
+        )
+        results.append(rstd * (_affine(grad, weight, None, channels) - of_mean - xhat * of_rstd))
+    return results + [jnp.sum(a, 0) for a, w in zip((by_weight, by_bias), wanted[1:], strict=True) if w]
 
 
 def _channels(x):
