@@ -51,10 +51,10 @@ def _own_lowering(x=None, w=None, groups=1, contracted=1):
         return True
     if x.ndim == 3:
         return not 8 <= x.shape[1] < 512
-    if contracted == 2:
-        return False
-    taps, places = math.prod(w[2:]), x.size // x.shape[1]
-    return w[contracted] * taps < _FEW_ROWS or w[1 - contracted] < _FEW_CHANNELS or places < w[1] * taps
+    taps = math.prod(w[2:])
+    if contracted < 2 and (w[contracted] * taps < _FEW_ROWS or w[1 - contracted] < _FEW_CHANNELS):
+        return True
+    return x.size // x.shape[1] < w[1] * taps
 
 
 def _ungrouped(*how):

@@ -213,26 +213,29 @@ def native_batch_norm_backward(
     out, grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
 ):
     dtype = compute_dtype(x.dtype)
-    dims, channels = (0, *range(2, x.ndim)), _channels(x)
+    channels = _channels(x)
     if train:
         mean, rstd = save_mean.astype(dtype), save_invstd.astype(dtype)
     else:
         mean, rstd = running_mean.astype(dtype), 1 / jnp.sqrt(running_var.astype(dtype) + jnp.asarray(eps, dtype))
     mean, rstd = mean.reshape(channels), rstd.reshape(channels)
-    grad = grad.astype(dtype)
-    xhat = (x.astype(dtype) - mean) * rstd
+    weight = None if weight is None else weight.astype(dtype)
+    operands = grad.astype(dtype), x.astype(dtype), mean, rstd, weight
+    return _by_mask(out, output_mask, _batch_gradients, (bool(train),), operands)
+
+
+def _batch_gradients(train, wanted, grad, x, mean, rstd, weight):
+    """Return those gradients of x [image, channel, *spatial], the weight and the bias that are ``wanted``."""
+    dims, channels = (0, *range(2, x.ndim)), _channels(x)
+    xhat = (x - mean) * rstd
     # The sums serve the weight and the bias as well as the input.
     by_weight, by_bias = sums.total(grad * xhat, dims), sums.total(grad, dims)
-    dx = None
-    if output_mask[0]:
+    results = []
+    if wanted[0]:
         count = max(x.size // max(x.shape[1], 1), 1)
         centred = grad - (by_bias.reshape(channels) + xhat * by_weight.reshape(channels)) / count if train else grad
-        dx = (_affine(centred, weight, None, channels) * rstd).astype(out[0].dtype)
-    return (
-        dx,
-        by_weight.astype(out[1].dtype) if output_mask[1] and out[1] is not None else None,
-        by_bias.astype(out[2].dtype) if output_mask[2] and out[2] is not None else None,
-    )
+        results.append(_affine(centred, weight, None, channels) * rstd)
+    return results + [a for a, w in zip((by_weight, by_bias), wanted[1:], strict=True) if w]
 
 
 @lowers(aten.batch_norm_backward.default, dynamic="eps")
