@@ -58,6 +58,32 @@ def test_depthwise_convolutions_and_their_gradients(size, kernel, stride, paddin
 
 
 @pytest.mark.parametrize(
+    ("stride", "padding", "dilation"),
+    [((1, 1), (1, 0), (1, 1)), ((2, 3), (0, 2), (1, 2)), ((1, 2), (2, 1), (2, 1))],
+)
+def test_convolutions_of_images_and_their_gradients(stride, padding, dilation):
+    def step(x, w, b):
+        x, w = x.requires_grad_(), w.requires_grad_()
+        y = F.conv2d(x, w, b, stride, padding, dilation)
+        z = F.conv_transpose2d(y, w, None, stride, padding, dilation=dilation)
+        return [y, z, *_gradients(z, (x, w))]
+
+    torch.manual_seed(0)
+    _close(*_both(step, torch.randn(3, 8, 13, 16), torch.randn(9, 8, 3, 4), torch.randn(9)))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_normalization_and_its_gradients(affine):
+    def step(x, w, b):
+        x, w, b = (t.requires_grad_() for t in (x, w, b))
+        y = F.group_norm(x, 3, w, b) if affine else F.group_norm(x, 3)
+        return [y, *_gradients(y, (x, w, b) if affine else (x,))]
+
+    torch.manual_seed(0)
+    _close(*_both(step, torch.randn(4, 12, 8, 14) + 1, torch.randn(12), torch.randn(12)), 5e-6)
+
+
+@pytest.mark.parametrize(
     ("size", "channels", "kernel", "stride"),
     [
         ((3, 4, 9, 11), 6, (1, 1), (1, 1)),  # more places than weights: a product for each image

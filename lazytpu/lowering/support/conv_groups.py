@@ -155,7 +155,8 @@ def _depthwise_weight_gradient(grad, x, kernel, stride, padding, dilation):
     The last dimension is taken in blocks of places.  A block of the gradient, times the part of each row of the input
     that it was computed from, summed over rows, images and blocks, has the sums of all taps on its diagonals.
     """
-    images, groups, sizes, multiple = *x.shape[:2], grad.shape[2:], grad.shape[1] // x.shape[1]
+    images, groups, sizes = len(x), x.shape[1], grad.shape[2:]
+    multiple = grad.shape[1] // groups
     blocks = -(-sizes[-1] // _BLOCK)
     places = -(-sizes[-1] // blocks)
     whole = (*sizes[:-1], blocks * places)
