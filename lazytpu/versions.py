@@ -55,6 +55,7 @@ PRIVATE_TORCH = (
     "_decomp.decomposition_table",
     "_decomp.global_decomposition_table",
     "_dispatch.python.enable_python_dispatcher",
+    "_foreach_add_",
     "_guards.TracingContext",
     "_higher_order_ops.associative_scan.associative_scan_op",
     "_higher_order_ops.cond.cond_op",

@@ -58,7 +58,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
     waits = reads_before(graph) if on_one_cpu() else {}
     stretches = stretches_of(graph, set(waits))
     overlapping = overlapping_writes(graph)
-    in_memory = links_to_keep(graph) | products_to_keep(graph)
+    in_memory = links_to_keep(graph) | products_to_keep(graph) if len(graph.nodes) > 1 else frozenset()
     slices = SliceSums(graph)
 
     def step(
