@@ -46,7 +46,7 @@ def products_to_keep(graph: Graph) -> frozenset[Value]:
     for node in graph.nodes:
         name = getattr(getattr(node.op.recorded, "overloadpacket", None), "__name__", "")
         given = [parts[x] for x in operands(node) if type(x) is Value and x in parts]
-        values = [v for v in node.values if v is not None]
+        values = node.results
         if given and name in _SUBTRACTING_THE_MAXIMUM:
             wanted |= given[0]
         elif len(given) == 2 and name in _SUBTRACTING:
@@ -76,7 +76,7 @@ class _Equal:
     def number(self, node: Node) -> int:
         key = node.op, self._key(node.args), self._key([*node.kwargs.items()])
         number = self._numbers.setdefault(key, len(self._numbers))
-        self.products |= {v: number for v in node.values if v is not None}
+        self.products |= dict.fromkeys(node.results, number)
         return number
 
     def _key(self, x: Arg) -> Hashable:

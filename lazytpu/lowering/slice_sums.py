@@ -108,7 +108,7 @@ def _zeros(shape: list[int], axis: int, rows: int, like: jax.Array) -> jax.Array
 def _sums_of(graph: Graph) -> dict[Node, Sum]:
     if sum(node.op.recorded in (_SELECT, _SLICE) for node in graph.nodes) < _FEWEST:
         return {}
-    made_by = {value: node for node in graph.nodes for value in node.values if value is not None}
+    made_by = {value: node for node in graph.nodes for value in node.results}
     readers = Counter([x for node in graph.nodes for x in operands(node) if type(x) is Value])
     readers.update(graph.outputs)
     inner = {node for node in graph.nodes if _adds(node) and readers[node.value] == 1}

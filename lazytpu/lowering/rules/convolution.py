@@ -63,10 +63,8 @@ def _ungrouped(*how):
 
 
 def _of_patches(kernel, stride, padding, dilation, groups):
-    """Return whether the windows do not overlap, on a CPU: one product is the best lowering in any case."""
-    how = forced("own_convolution", "xla_convolution")
-    own = how == "own_convolution" or (not how and on_one_cpu())
-    return own and groups == 1 and conv_patches.takes(kernel, stride, padding, dilation)
+    """Return whether the windows do not overlap, where ours is chosen on the platform: one product is the best then."""
+    return groups == 1 and _own_lowering() and conv_patches.takes(kernel, stride, padding, dilation)
 
 
 def _conv(x, w, shape, *how):

@@ -23,6 +23,7 @@ from lazytpu.lowering.support.conv_matmul import (
     dynamic_slice,
     put,
     taken,
+    tap_at,
 )
 
 _TAPS = 64  # of a window up to which a loop over them is the fastest gradient of depthwise weights
@@ -124,9 +125,8 @@ def _depthwise_weight_gradient_by_tap(grad, x, kernel, stride, padding, dilation
     What is left to sum is a product with ones, for all taps at once.
     """
     images, channels, *sizes = grad.shape
-    framed, offsets = _framed(
-        jnp.repeat(x, channels // x.shape[1], 1), sizes, stride, _offsets(kernel, padding, dilation)
-    )
+    x = jnp.repeat(x, channels // x.shape[1], 1)
+    framed, offsets = _framed(x, sizes, stride, _offsets(kernel, padding, dilation))
     starts, zero = jnp.asarray(np.array([*itertools.product(*offsets)], np.int32)), jnp.int32(0)
     axes = (0, 2) if images == 1 and len(sizes) > 1 else (0,)  # rows, where there are no images to sum over
     places = math.prod(sizes[len(axes) - 1 :])
@@ -137,16 +137,12 @@ def _depthwise_weight_gradient_by_tap(grad, x, kernel, stride, padding, dilation
         return put(sums, sum_of(grad, framed, start).reshape(1, channels, places), t, 0)
 
     sums = _loop(len(starts), body, jnp.zeros((len(starts), channels, places), x.dtype))
-    sums = sums.reshape(-1, places) @ jnp.ones((places, 1), x.dtype)
-    return sums.reshape(len(starts), channels).T.reshape(channels, 1, *kernel)
+    return (sums @ jnp.ones(places, x.dtype)).T.reshape(channels, 1, *kernel)
 
 
 def _tap_times(stride, axes, grad, x, start):
     """Return the sum over ``axes`` of grad [image, channel, *sizes] times the tap of x from ``start`` [1, dim] on."""
-    spans = [(n - 1) * s + 1 for n, s in zip(grad.shape[2:], stride, strict=True)]
-    corner = [jnp.int32(0)] * 2 + [start[0, d] for d in range(len(spans))]
-    tap = dynamic_slice(x, corner, [*x.shape[:2], *spans])
-    return (grad * lax.slice(tap, [0] * tap.ndim, tap.shape, (1, 1, *stride))).sum(axes)
+    return (grad * tap_at(x, jnp.int32(0), start, grad.shape, stride)).sum(axes)
 
 
 def _depthwise_weight_gradient(grad, x, kernel, stride, padding, dilation):

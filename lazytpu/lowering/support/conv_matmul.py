@@ -50,17 +50,23 @@ def _laid(columns, x, first, stride, offsets):
     In a loop over the taps: XLA compiles one copy, where it would compile another one for each slice.
     """
     (channels, _, count, *sizes), taps = columns.shape, np.array([*itertools.product(*offsets)], np.int32)
-    spans = [(n - 1) * s + 1 for n, s in zip(sizes, stride, strict=True)]
     starts, zero = jnp.asarray(taps), jnp.int32(0)
 
     def lay(t, columns):
         t = lax.convert_element_type(t, jnp.int32)  # jax counts in 64 bits where it differentiates
         start = dynamic_slice(starts, [t, zero], [1, len(sizes)])
-        tap = dynamic_slice(x, [first, zero, *(start[0, d] for d in range(len(sizes)))], [count, channels, *spans])
-        tap = lax.slice(tap, [0] * tap.ndim, tap.shape, (1, 1, *stride))
+        tap = tap_at(x, first, start, (count, channels, *sizes), stride)
         return dynamic_update_slice(columns, _channels_first(tap)[:, None], [zero, t, *[zero] * (x.ndim - 1)])
 
     return lax.fori_loop(jnp.int32(0), jnp.int32(len(taps)), lay, columns)
+
+
+def tap_at(x, first, start, shape, stride):
+    """Return the tap of the images of x from ``first`` on that begins at ``start`` [1, dim] and has a ``shape``."""
+    spans = [(n - 1) * s + 1 for n, s in zip(shape[2:], stride, strict=True)]
+    corner = [first, jnp.int32(0), *(start[0, d] for d in range(len(spans)))]
+    tap = dynamic_slice(x, corner, [*shape[:2], *spans])
+    return lax.slice(tap, [0] * tap.ndim, tap.shape, (1, 1, *stride))
 
 
 def _images_at_a_time(images, places, rows, itemsize):
