@@ -69,8 +69,10 @@ def workload(name: str) -> models.Workload:
 def _layers(name: str) -> dict[str, Any]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-    first, second = ("*.linear1", "*.linear2") if name == "transformer" else ("*.up", "*.down")
-    return {first: ColwiseParallel(), second: RowwiseParallel()}
+    layers, first, second = (
+        ("net.*.layers.*", "linear1", "linear2") if name == "transformer" else ("blocks.*", "up", "down")
+    )
+    return {f"{layers}.{first}": ColwiseParallel(), f"{layers}.{second}": RowwiseParallel()}
 
 
 def _split_layers(name: str, net: nn.Module, mesh: Any, axis: str) -> None:

@@ -17,6 +17,13 @@ from lazytpu.ir.tree import Node, Number, Value, operands
 
 SHARD = "lazytpu.shard"
 """Name of the op that lays its operand out on a mesh: ``shard(x, name of the sharding)``."""
+TO_PARTS, FROM_PARTS = "lazytpu.to_parts", "lazytpu.from_parts"
+"""Names of the ops between which each device computes with its own part of a tensor (`lazytpu.spmd.shard_map`).
+
+Both take a tensor and the name of a sharding; a result of the first has the sizes of a part.
+"""
+
+_ON_MESH = {SHARD, TO_PARTS, FROM_PARTS}
 
 
 @dataclass(frozen=True)
@@ -73,9 +80,18 @@ class Graph:
         """The meshes that inputs, outputs and ops of the graph lie on, all over the same devices in one order."""
         found = {v.sharding.mesh: None for v in self.inputs if v.sharding is not None}
         found |= {s.mesh: None for s in self.shardings if s is not None}
-        marks = [(n.args[1], len(n.args[0].layout.size)) for n in self.nodes if n.op.name == SHARD]
+        marks = [(n.args[1], len(n.args[0].layout.size)) for n in self.nodes if n.op.name in _ON_MESH]
         found |= {named_sharding(*mark).mesh: None for mark in marks}
         return tuple(found)
+
+    @cached_property
+    def parts(self) -> frozenset[Value]:
+        """The values of which each device has its own: what is computed from parts and not put together again."""
+        found: set[Value] = set()
+        for node in self.nodes:
+            if node.op.name == TO_PARTS or (node.op.name != FROM_PARTS and not found.isdisjoint(operands(node))):
+                found.update(node.results)
+        return frozenset(found)
 
     @property
     def mesh(self) -> Mesh | None:

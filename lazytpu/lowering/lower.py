@@ -30,6 +30,7 @@ from lazytpu.lowering.chains import kept, links_to_keep
 from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
+from lazytpu.lowering.parts import Parts
 from lazytpu.lowering.registry import Kwargs, Results, is_strided, on_one_cpu, rule_of
 from lazytpu.lowering.rounded_products import products_to_keep
 from lazytpu.lowering.rules.creation import CONSTANTS
@@ -60,6 +61,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
     overlapping = overlapping_writes(graph)
     in_memory = links_to_keep(graph) | products_to_keep(graph) if len(graph.nodes) > 1 else frozenset()
     slices = SliceSums(graph)
+    parts = Parts(graph)
 
     def step(
         inputs: Sequence[jax.Array], floats: jax.Array | None, ints: jax.Array | None, complexes: jax.Array | None
@@ -80,7 +82,10 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
                 scope_name(node.op, node.site, p if config.dump else None)
                 for node, p in zip(nodes, stretch, strict=True)
             ]
-            if is_by_element(nodes[0]):
+            if parts and any(map(parts.has, nodes)):
+                for node, scope in zip(nodes, scopes, strict=True):
+                    values |= parts.run(node, values, partial(_run_alone, scalars, scope, node in overlapping))
+            elif is_by_element(nodes[0]):
                 needed = {v for node in nodes for v in node.results if v in awaited or last.get(v, -1) > i}
                 elements = partial(_lower_element, dict(zip(nodes, scopes, strict=True)))
                 values |= lower_rows(nodes, arrays.given, needed, elements)
@@ -194,6 +199,19 @@ def _run(
         filled[key] = results
     pairs = zip(node.values, results, strict=True)
     return {value: _as_kept(value, result) for value, result in pairs if value is not None}
+
+
+def _run_alone(
+    scalars: _ScalarInputs, scope: str, overlaps: bool, node: Node, values: dict[Value, jax.Array]
+) -> dict[Value, jax.Array]:
+    """Lower one node from the arrays of its operands: return its values with their arrays."""
+    arrays = _Arrays(values, scalars)
+    if is_by_element(node):
+        return lower_rows([node], arrays.given, {*node.results}, partial(_lower_element, {node: scope}))
+    args, kwargs = arrays.arguments(node)
+    if overlaps:
+        args[1] = apart(args[1], args[0])
+    return _run(node, args, kwargs, scope, {})
 
 
 def _lower_element(scopes: dict[Node, str], node: Node, i: int, args: Sequence[Arg], kwargs: Kwargs) -> jax.Array:

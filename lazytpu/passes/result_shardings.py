@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from lazytpu.ir.graph import SHARD, Graph
+from lazytpu.errors import LazyTPUError
+from lazytpu.ir.graph import FROM_PARTS, SHARD, Graph
 from lazytpu.ir.op_schema import aten
 from lazytpu.ir.sharding import Mesh, Sharding, interned, named_sharding
 from lazytpu.ir.tree import Node, Value
@@ -40,9 +41,14 @@ def with_shardings(graph: Graph, wanted: Sequence[Sharding | None], mesh: Mesh) 
     Args:
         wanted: for each output what the tensor that holds it has, None where it has none.
         mesh: that of the step.
+
+    Raises:
+        LazyTPUError: an output is a part of a device, and so another tensor on each.
     """
     if graph.mesh is None:  # what had a sharding is not needed
         return graph
+    if graph.parts and not graph.parts.isdisjoint(graph.outputs):
+        _refuse_parts(graph)
     known: dict[Value, Sharding | None] = {}
     found = []
     for value, sharding in zip(graph.outputs, wanted, strict=True):
@@ -50,6 +56,18 @@ def with_shardings(graph: Graph, wanted: Sequence[Sharding | None], mesh: Mesh) 
             sharding = replicated(mesh, value)
         found.append(_inferred(value, mesh, known) if sharding is None else sharding)
     return replace(graph, shardings=tuple(found))
+
+
+def _refuse_parts(graph: Graph) -> None:
+    value = next(v for v in graph.outputs if v in graph.parts)
+    assert value.node is not None
+    raise LazyTPUError(
+        "a tensor that is another one on each device is still in use where the step ends, or is read",
+        at=value.node.site.text,
+        given=f"{value.layout.describe()}, a result of {value.node.op.name}",
+        fix="return it from the function of shard_map (disable_manual_sharding in torch_xla), or let go of it; give "
+        "tensors that need a gradient to the function as arguments",
+    )
 
 
 def of_pending(value: Value, mesh: Mesh) -> Sharding | None:
@@ -72,7 +90,7 @@ def _inferred(value: Value, mesh: Mesh, known: dict[Value, Sharding | None]) -> 
             continue
         if at.node is None:
             known[at] = at.sharding or replicated(mesh, at)
-        elif at.node.op.name == SHARD:
+        elif at.node.op.name in (SHARD, FROM_PARTS):
             asked = named_sharding(at.node.args[1], len(at.layout.size))
             known[at] = None if asked.is_open else asked
         else:

@@ -21,6 +21,15 @@ from lazytpu.spmd.marking import (
 )
 from lazytpu.spmd.mesh import HybridMesh, Mesh
 from lazytpu.spmd.parallelize import parallelize
+from lazytpu.spmd.parts import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    axis_index,
+    permute,
+    reduce_scatter,
+    shard_map,
+)
 from lazytpu.spmd.plan import plan
 from lazytpu.spmd.recipes import data_parallel, fully_shard
 from lazytpu.spmd.safetensors import load_safetensors
@@ -39,6 +48,10 @@ __all__ = [
     "LocalShard",
     "Mesh",
     "Sharding",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "axis_index",
     "clear_sharding",
     "data_parallel",
     "fully_shard",
@@ -46,8 +59,11 @@ __all__ = [
     "local_shards",
     "mark_sharding",
     "parallelize",
+    "permute",
     "plan",
+    "reduce_scatter",
     "replicate",
+    "shard_map",
     "sharding_of",
     "visualize",
 ]

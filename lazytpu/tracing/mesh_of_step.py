@@ -6,6 +6,7 @@ from lazytpu.errors import LazyTPUError
 from lazytpu.ir.sharding import Mesh
 from lazytpu.ir.tree import trace
 from lazytpu.location import site
+from lazytpu.runtime import meshes
 
 
 def on_mesh(mesh: Mesh) -> None:
@@ -16,6 +17,7 @@ def on_mesh(mesh: Mesh) -> None:
     """
     if trace.mesh is None:
         trace.mesh = mesh
+        meshes.used[:] = [True]
     elif trace.mesh.devices != mesh.devices:
         raise LazyTPUError(
             "one graph cannot take tensors from two sets of devices, or from one in two orders",
