@@ -328,16 +328,20 @@ PARTS: dict[str, tuple[int, Callable[[], Iterator[Verdict]]]] = {
 }
 
 
-def measured(part: str) -> list[Verdict]:
-    """Measure a part in a process that has the devices it needs."""
+def measured(part: str) -> Iterator[Verdict]:
+    """Measure a part in a process that has the devices it needs; yield rows as they come."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={PARTS[part][0]}"
     settings = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "LAZYTPU_DISK_CACHE": "0", "LAZYTPU_COMPILE_AFTER": "1"}
     command = [sys.executable, "-m", "benchmarks.scale", "--here", part]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        command, env={**os.environ, **settings, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return [Verdict(**json.loads(line)) for line in done.stdout.splitlines()]
+    with subprocess.Popen(
+        command, env={**os.environ, **settings, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            yield Verdict(**json.loads(line))
+    if running.returncode:
+        raise subprocess.CalledProcessError(running.returncode, command)
 
 
 def table(rows: Sequence[Verdict]) -> str:
@@ -359,9 +363,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     known = json.loads(options.json.read_text()) if options.json.exists() else {}
     for part in options.only.split(","):
-        known[part] = [asdict(row) for row in measured(part)]
-        known["machine"] = machine()
-        save(options.json, known)
+        known[part], known["machine"] = [], machine()
+        for row in measured(part):
+            known[part].append(asdict(row))
+            save(options.json, known)
     rows = [Verdict(**row) for part in PARTS for row in known.get(part, [])]
     print(table(rows))
     print(f"\n{on_machine(known['machine'])}")

@@ -136,6 +136,13 @@ def test_models_of_scale_train():
     assert second < first < 2
 
 
+@pytest.mark.parametrize("name", ["gpt", "transformer", "resnet18"])
+def test_layers_that_scale_splits_are_there(name):
+    net = scale.workload(name).net.to(lazytpu.device())
+    mesh, spec = scale.spread(name, "TP", net, 1)
+    assert spec == () and any(lazytpu.spmd.sharding_of(p) is not None for p in net.parameters())
+
+
 def test_recording_is_timed():
     found = record.measure("lazytpu", rounds=1)
     assert set(found) >= {"x + y", "chain", "cut"}

@@ -13,12 +13,14 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from lazytpu.ir.graph import FROM_PARTS, TO_PARTS, Graph
+from lazytpu.ir.op_schema import Arg
 from lazytpu.ir.sharding import named_sharding
 from lazytpu.ir.tree import Node, Value, operands
 from lazytpu.lowering.rules.parts import AXIS
 from lazytpu.lowering.support import shardings
 
 Arrays = dict[Value, jax.Array]
+Specs = PartitionSpec | tuple[PartitionSpec, ...]
 
 
 class Parts:
@@ -68,9 +70,6 @@ class Parts:
 
 
 def _mapped(
-    function: Callable[..., object], mesh: jax.sharding.Mesh, takes: object, gives: object
-) -> Callable[..., jax.Array]:
-    found: Callable[..., jax.Array] = jax.shard_map(
-        function, mesh=mesh, in_specs=takes, out_specs=gives, check_vma=False
-    )
-    return found
+    function: Callable[..., object], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, takes: Specs, gives: Specs
+) -> Callable[..., Arg]:
+    return jax.shard_map(function, mesh=mesh, in_specs=takes, out_specs=gives, check_vma=False)

@@ -62,11 +62,10 @@ def _refuse_parts(graph: Graph) -> None:
     value = next(v for v in graph.outputs if v in graph.parts)
     assert value.node is not None
     raise LazyTPUError(
-        "a tensor that is another one on each device is still in use where the step ends, or is read",
+        "a tensor that is another one on each device cannot be the result of a graph",
         at=value.node.site.text,
         given=f"{value.layout.describe()}, a result of {value.node.op.name}",
-        fix="return it from the function of shard_map (disable_manual_sharding in torch_xla), or let go of it; give "
-        "tensors that need a gradient to the function as arguments",
+        fix="return it from the function of shard_map (disable_manual_sharding in torch_xla)",
     )
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
+from lazytpu.dtypes import host_tensor
 from lazytpu.ir.sharding import Entry
 from lazytpu.ir.sharding import Mesh as AnyMesh
 from lazytpu.runtime import meshes
@@ -64,12 +66,14 @@ def mark_sharding(tensor: _T, mesh: AnyMesh, spec: Iterable[Entry]) -> _T:
 
     Raises:
         ValueError: the spec has an axis that the mesh has not, one axis twice, or too many entries.
-        TypeError: the tensor is not on the device, or an entry is something else.
+        TypeError: the tensor is not on the device, the spec is a string, or an entry is something else.
         LazyTPUError: it is a view of a part of another tensor.
 
     Example:
         >>> lazytpu.spmd.mark_sharding(x, mesh, ("data", None))  # doctest: +SKIP
     """
+    if isinstance(spec, str):
+        raise TypeError(f"a spec has an entry a dimension: ({spec!r},), not {spec!r}")
     sharding.mark(_on_device("mark_sharding", tensor), as_mesh(mesh), tuple(spec))
     return tensor
 
@@ -117,7 +121,9 @@ def local_shards(tensor: torch.Tensor) -> list[LocalShard]:
         order = list(range(tensor.dim()))
     buffer = reading.buffer_of(storage, "local_shards")
     return [
-        LocalShard(torch.tensor(part, dtype=tensor.dtype).permute(order), tuple([index[d] for d in order]), device)
+        LocalShard(
+            host_tensor(np.array(part)).to(tensor.dtype).permute(order), tuple([index[d] for d in order]), device
+        )
         for device, index, part in meshes.parts_of(buffer, storage.layout.size)
     ]
 

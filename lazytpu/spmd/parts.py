@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lazytpu.ir import sharding as ir
+from lazytpu.ir.op_schema import Arg
 from lazytpu.ir.sharding import Entry, Sharding
 from lazytpu.spmd.mesh import as_mesh
 from lazytpu.tracing import parts
@@ -18,111 +18,121 @@ from lazytpu.tracing.record import is_device_tensor
 
 _ops = torch.ops.lazytpu
 Axes = str | Sequence[str]
+Spec = tuple[Entry, ...] | None
+Specs = Spec | list[Spec]
 _running: list[tuple[ir.Mesh, torch.Tensor | None]] = []  # meshes of the calls of `shard_map` that run, and a part
 
 
-class ToParts(torch.autograd.Function):
+class _Exact(torch.autograd.Function):
+    """A function with a gradient of its own, whose call has a type."""
+
+    @classmethod
+    def of(cls, *arguments: object) -> torch.Tensor:
+        """Call it."""
+        apply: Callable[..., torch.Tensor] = cls.apply
+        return apply(*arguments)
+
+
+class ToParts(_Exact):
     """The part of each device.  Its gradient is the whole of parts, summed over devices that have the same part."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, sharding: Sharding) -> torch.Tensor:
+    def forward(ctx: Arg, x: torch.Tensor, sharding: Sharding) -> torch.Tensor:
         ctx.sharding, ctx.size = sharding, x.shape
         return parts.to_parts(x, sharding)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Arg, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         rest = _unused(ctx.sharding)
-        summed = Reduce.apply(grad, "sum", groups_over(ctx.sharding.mesh, rest)) if rest else grad
-        return FromParts.apply(summed, ctx.sharding, ctx.size), None
+        summed = Reduce.of(grad, "sum", groups_over(ctx.sharding.mesh, rest)) if rest else grad
+        return FromParts.of(summed, ctx.sharding, ctx.size), None
 
 
-class FromParts(torch.autograd.Function):
+class FromParts(_Exact):
     """The whole of parts; of those that several devices have alike, each has its share of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, sharding: Sharding, size: Sequence[int]) -> torch.Tensor:
+    def forward(ctx: Arg, x: torch.Tensor, sharding: Sharding, size: Sequence[int]) -> torch.Tensor:
         ctx.sharding = sharding
         return parts.from_parts(x, sharding, size)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Arg, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         axes = ctx.sharding.mesh.axes
         count = prod([axes[name] for name in _unused(ctx.sharding)])
-        return ToParts.apply(grad if count == 1 else grad / count, ctx.sharding), None, None
+        return ToParts.of(grad if count == 1 else grad / count, ctx.sharding), None, None
 
 
-class Reduce(torch.autograd.Function):
+class Reduce(_Exact):
     """Sum, least or greatest of the parts of a group."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, reduction: str, groups: str) -> torch.Tensor:
+    def forward(ctx: Arg, x: torch.Tensor, reduction: str, groups: str) -> torch.Tensor:
         ctx.reduction, ctx.groups = reduction, groups
         return parts.collective(_ops.reduce_parts.default, x, reduction, groups)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Arg, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         if ctx.reduction != "sum":
             raise NotImplementedError(f"all_reduce by {ctx.reduction} has no gradient; detach() its operand")
-        return Reduce.apply(grad, "sum", ctx.groups), None, None
+        return Reduce.of(grad, "sum", ctx.groups), None, None
 
 
-class Gather(torch.autograd.Function):
+class Gather(_Exact):
     """The parts of a group side by side; its gradient is `Scatter`."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, groups: str) -> torch.Tensor:
+    def forward(ctx: Arg, x: torch.Tensor, dim: int, groups: str) -> torch.Tensor:
         ctx.dim, ctx.groups = dim, groups
         return parts.collective(_ops.gather_parts.default, x, dim, groups)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return Scatter.apply(grad, ctx.dim, ctx.groups), None, None
+    def backward(ctx: Arg, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return Scatter.of(grad, ctx.dim, ctx.groups), None, None
 
 
-class Scatter(torch.autograd.Function):
+class Scatter(_Exact):
     """A share of the sum of the parts of a group; its gradient is `Gather`."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, groups: str) -> torch.Tensor:
+    def forward(ctx: Arg, x: torch.Tensor, dim: int, groups: str) -> torch.Tensor:
         ctx.dim, ctx.groups = dim, groups
         _check_divides(x, dim, groups)
         return parts.collective(_ops.scatter_parts.default, x, dim, groups)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return Gather.apply(grad, ctx.dim, ctx.groups), None, None
+    def backward(ctx: Arg, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return Gather.of(grad, ctx.dim, ctx.groups), None, None
 
 
-class Exchange(torch.autograd.Function):
+class Exchange(_Exact):
     """Each device's share of every part of a group, side by side; its gradient is the exchange back."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, split: int, concat: int, groups: str) -> torch.Tensor:
+    def forward(ctx: Arg, x: torch.Tensor, split: int, concat: int, groups: str) -> torch.Tensor:
         ctx.split, ctx.concat, ctx.groups = split, concat, groups
         _check_divides(x, split, groups)
         return parts.collective(_ops.exchange_parts.default, x, split, concat, groups)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return Exchange.apply(grad, ctx.concat, ctx.split, ctx.groups), None, None, None
+    def backward(ctx: Arg, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return Exchange.of(grad, ctx.concat, ctx.split, ctx.groups), None, None, None
 
 
-class Permute(torch.autograd.Function):
+class Permute(_Exact):
     """What another device has, zeros where nobody sends; its gradient goes back."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, moves: Sequence[int]) -> torch.Tensor:
+    def forward(ctx: Arg, x: torch.Tensor, moves: Sequence[int]) -> torch.Tensor:
         ctx.moves = moves
         return parts.collective(_ops.permute_parts.default, x, list(moves))
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return Permute.apply(
-            grad, [x for pair in zip(ctx.moves[1::2], ctx.moves[::2], strict=True) for x in pair]
-        ), None
+    def backward(ctx: Arg, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return Permute.of(grad, [x for pair in zip(ctx.moves[1::2], ctx.moves[::2], strict=True) for x in pair]), None
 
 
-def shard_map(function: Callable[..., Any], mesh: ir.Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+def shard_map(function: Callable[..., object], mesh: ir.Mesh, in_specs: Specs, out_specs: Specs) -> Callable[..., Arg]:
     """Return a function that calls ``function`` once, with what each device has of the tensors.
 
     Inside, a tensor has the sizes of a part, and every device computes with its own: XLA divides nothing and sends
@@ -132,10 +142,10 @@ def shard_map(function: Callable[..., Any], mesh: ir.Mesh, in_specs: Any, out_sp
     Args:
         function: takes tensors and returns a tensor, or a tuple or list of them.
         mesh: the devices.
-        in_specs: a spec for each argument, as for `mark_sharding`, or one list of them.  Arguments that are no
-            tensors go in as they are, and their specs are not looked at.
-        out_specs: of the result, or a list of specs, one a result.  Devices that a spec gives the same part must have
-            computed it alike.
+        in_specs: a list of specs as for `mark_sharding`, one an argument; the spec itself where there is one argument.
+            Arguments that are no tensors go in as they are; their specs may be None.
+        out_specs: the spec of the result, or a list of specs, one a result.  Devices that a spec gives the same part
+            must have computed it alike.
 
     Raises:
         ValueError: a spec does not fit, there are more or fewer specs than arguments or results.
@@ -152,11 +162,11 @@ def shard_map(function: Callable[..., Any], mesh: ir.Mesh, in_specs: Any, out_sp
     grid = as_mesh(mesh)
     takes, gives = _specs(in_specs), _specs(out_specs)
 
-    def mapped(*args: Any) -> Any:
+    def mapped(*args: object) -> Arg:
         if len(takes) != len(args):
             raise ValueError(f"shard_map: {len(takes)} specs for {len(args)} arguments")
         given = [
-            ToParts.apply(x, ir.sharding(grid, spec, x.shape)) if isinstance(x, torch.Tensor) else x
+            ToParts.of(x, ir.sharding(grid, spec, x.shape)) if isinstance(x, torch.Tensor) else x
             for x, spec in zip(map(_on_device, args), takes, strict=True)
         ]
         _running.append((grid, next((x for x in given if isinstance(x, torch.Tensor)), None)))
@@ -171,10 +181,10 @@ def shard_map(function: Callable[..., Any], mesh: ir.Mesh, in_specs: Any, out_sp
     return mapped
 
 
-def _specs(given: Any) -> list[tuple[Entry, ...]]:
+def _specs(given: Specs) -> list[tuple[Entry, ...]]:
     """Return a list of specs; a tuple alone is one."""
     found = given if isinstance(given, list) else [given]
-    return [tuple(spec) for spec in found]
+    return [() if spec is None else tuple(spec) for spec in found]
 
 
 def _on_device(x: object) -> object:
@@ -195,8 +205,7 @@ def whole(part: torch.Tensor, mesh: ir.Mesh, spec: Iterable[Entry], size: Sequen
     """
     lies = ir.sharding(mesh, spec, part.shape)
     full = [n * k for n, k in zip(part.shape, lies.parts, strict=True)] if size is None else list(size)
-    found: torch.Tensor = FromParts.apply(part, lies, full)
-    return found
+    return FromParts.of(part, lies, full)
 
 
 def all_reduce(part: torch.Tensor, axis: Axes, reduction: str = "sum") -> torch.Tensor:
@@ -209,7 +218,7 @@ def all_reduce(part: torch.Tensor, axis: Axes, reduction: str = "sum") -> torch.
     if reduction not in ("sum", "mean", "min", "max"):
         raise ValueError(f"all_reduce by sum, mean, min or max, not {reduction!r}")
     groups = _groups(axis)
-    found: torch.Tensor = Reduce.apply(part, "sum" if reduction == "mean" else reduction, groups)
+    found = Reduce.of(part, "sum" if reduction == "mean" else reduction, groups)
     return found / len(groups.partition("|")[0].split(",")) if reduction == "mean" else found
 
 
@@ -219,8 +228,7 @@ def all_gather(part: torch.Tensor, axis: Axes, dim: int = 0) -> torch.Tensor:
     Raises:
         As `all_reduce`; IndexError: the part has no such dimension.
     """
-    found: torch.Tensor = Gather.apply(part, _dim(part, dim), _groups(axis))
-    return found
+    return Gather.of(part, _dim(part, dim), _groups(axis))
 
 
 def reduce_scatter(part: torch.Tensor, axis: Axes, dim: int = 0) -> torch.Tensor:
@@ -229,8 +237,7 @@ def reduce_scatter(part: torch.Tensor, axis: Axes, dim: int = 0) -> torch.Tensor
     Raises:
         As `all_gather`; ValueError: the dimension does not divide.
     """
-    found: torch.Tensor = Scatter.apply(part, _dim(part, dim), _groups(axis))
-    return found
+    return Scatter.of(part, _dim(part, dim), _groups(axis))
 
 
 def all_to_all(part: torch.Tensor, axis: Axes, split_dim: int, concat_dim: int) -> torch.Tensor:
@@ -239,8 +246,7 @@ def all_to_all(part: torch.Tensor, axis: Axes, split_dim: int, concat_dim: int) 
     Raises:
         As `reduce_scatter`.
     """
-    found: torch.Tensor = Exchange.apply(part, _dim(part, split_dim), _dim(part, concat_dim), _groups(axis))
-    return found
+    return Exchange.of(part, _dim(part, split_dim), _dim(part, concat_dim), _groups(axis))
 
 
 def permute(part: torch.Tensor, axis: Axes, moves: Iterable[tuple[int, int]]) -> torch.Tensor:
@@ -258,8 +264,7 @@ def permute(part: torch.Tensor, axis: Axes, moves: Iterable[tuple[int, int]]) ->
         if len(set(side)) != len(side) or not set(side) <= set(range(len(members[0]))):
             raise ValueError(f"permute: moves {pairs} between {len(members[0])} devices")
     flat = [group[end] for group in members for pair in pairs for end in pair]
-    found: torch.Tensor = Permute.apply(part, flat)
-    return found
+    return Permute.of(part, flat)
 
 
 def axis_index(axis: Axes) -> torch.Tensor:

@@ -13,7 +13,9 @@ from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.tree import Value, operands
 from lazytpu.location import site
 from lazytpu.lowering.rules import parts
+from lazytpu.tensors.storage import resolve
 from lazytpu.tensors.tensor import make
+from lazytpu.tracing import parts_of_step
 from lazytpu.tracing.mesh_of_step import on_mesh
 from lazytpu.tracing.record import cell_of, load, lock, record
 from lazytpu.tracing.transaction import Transaction
@@ -46,7 +48,9 @@ def to_parts(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
         raise LazyTPUError(
             "a part of a tensor cannot be split again", at=str(site.line_here()), fix="split the whole over more axes"
         )
-    return _recorded(_ops.to_parts.default, tensor, str(sharding), sharding=sharding)
+    made = _recorded(_ops.to_parts.default, tensor, str(sharding), sharding=sharding)
+    parts_of_step.note()
+    return made
 
 
 def from_parts(tensor: torch.Tensor, sharding: Sharding, size: Sequence[int]) -> torch.Tensor:
@@ -63,7 +67,9 @@ def from_parts(tensor: torch.Tensor, sharding: Sharding, size: Sequence[int]) ->
         raise ValueError(
             f"a tensor of shape {list(size)} as {sharding} has parts of shape {wanted}, not {list(tensor.shape)}"
         )
-    return _recorded(_ops.from_parts.default, tensor, str(sharding), list(size), sharding=sharding)
+    made = _recorded(_ops.from_parts.default, tensor, str(sharding), list(size), sharding=sharding)
+    resolve(cell_of(made))[0].sharding = sharding
+    return made
 
 
 def collective(op: torch._ops.OpOverload, tensor: torch.Tensor, *arguments: object) -> torch.Tensor:

@@ -192,3 +192,26 @@ def test_processes_find_each_other_by_the_url_of_torch_xla() -> None:
         assert x.tolist() == [1.0, 1.0] and dist.get_world_size() == 1
     finally:
         dist.destroy_process_group()
+
+
+@eight_devices
+def test_manual_sharding() -> None:
+    mesh, everybody = grid(), [list(range(8))]
+    xs.set_global_mesh(mesh)
+    x = on_device(8, 8)
+    part = xs.enable_manual_sharding(x, ("x", "y")).global_tensor
+    assert part.shape == (2, 4) and part.sharding_type == xs.ShardingType.MANUAL and part.sharding_spec == "{manual}"
+    gathered = xm.all_gather(part, 1, [[0, 1], [2, 3], [4, 5], [6, 7]])
+    scattered = xm.reduce_scatter(xm.REDUCE_SUM, gathered, 1.0, -1, 2, [[0, 1], [2, 3], [4, 5], [6, 7]])
+    whole = on_device(8, 8).cpu()
+    assert torch.equal(xs.disable_manual_sharding(scattered, ("x", "y"), x.shape).cpu(), 2 * whole)
+    part = xs.enable_manual_sharding(x, ("x", "y"))
+    total = xm.all_reduce(xm.REDUCE_SUM, part, 0.5, everybody)
+    blocks = whole.reshape(4, 2, 2, 4).transpose(1, 2)
+    assert torch.equal(xs.disable_manual_sharding(total, (None, None), (2, 4)).cpu(), blocks.sum((0, 1)) / 2)
+    moved = xm.collective_permute(xs.enable_manual_sharding(x, ("x", "y")), [[i, (i + 2) % 8] for i in range(8)])
+    assert torch.equal(xs.disable_manual_sharding(moved, ("x", "y"), x.shape).cpu(), whole.roll(2, 0))
+    with pytest.raises(RuntimeError, match="whole on each device"):
+        xs.disable_manual_sharding(x, ("x", "y"), x.shape)
+    with pytest.raises(ValueError, match="each of 8 devices is in one group"):
+        xm.all_reduce(xm.REDUCE_SUM, xs.enable_manual_sharding(x, ("x", "y")), 1.0, [[0, 1]])

@@ -272,3 +272,18 @@ def test_meshes_are_checked() -> None:
     assert spmd.HybridMesh((2, 4), axis_names=("data", "model")) == spmd.Mesh((2, 4), ("data", "model"))
     with pytest.raises(ValueError, match="a hybrid mesh of"):
         spmd.HybridMesh((2, 2), (2, 1))
+
+
+@eight_devices
+def test_parts_have_the_dtype_of_their_tensor() -> None:
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool):
+        x = spmd.mark_sharding(torch.arange(11).to(dtype).to(lazytpu.device()), mesh(8), ("data",))
+        shards = spmd.local_shards(x)
+        assert {shard.data.dtype for shard in shards} == {dtype}
+        whole = torch.cat([shard.data.to(torch.complex64) for shard in shards])
+        assert torch.equal(whole, x.cpu().to(torch.complex64))
+
+
+def test_a_string_is_no_spec() -> None:
+    with pytest.raises(TypeError, match="a spec has an entry a dimension"):
+        spmd.mark_sharding(on_device(8), spmd.Mesh((-1,), ("data",)), "data")

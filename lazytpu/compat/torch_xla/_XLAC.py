@@ -11,7 +11,7 @@ from lazytpu import spmd
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla import backends, metrics_format
 from lazytpu.compat.torch_xla.core import xla_model
-from lazytpu.compat.torch_xla.distributed.spmd import xla_sharded_tensor
+from lazytpu.compat.torch_xla.distributed.spmd import manual, xla_sharded_tensor
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import OpSharding, ShardingType
 
 __getattr__ = names.missing_from(__name__)
@@ -49,6 +49,30 @@ def _xla_mark_sharding(tensor: torch.Tensor, sharding: OpSharding) -> None:
 
 
 _xla_annotate_custom_sharding = _xla_mark_sharding
+
+
+_spmd_full_to_shard_shape = manual.full_to_shard_shape
+_spmd_shard_to_full_shape = manual.shard_to_full_shape
+
+
+def _xla_spmd_all_reduce(
+    reduce_type: str, tensor: torch.Tensor, scale: float, groups: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """See `torch_xla.core.xla_model.all_reduce`, of parts that devices have."""
+    return xla_model.all_reduce(reduce_type, manual._mark_manual_sharding(tensor), scale, groups)
+
+
+def _xla_spmd_reduce_scatter(
+    reduce_type: str,
+    tensor: torch.Tensor,
+    scale: float,
+    scatter_dim: int,
+    shard_count: int,
+    groups: Sequence[Sequence[int]],
+) -> torch.Tensor:
+    """See `torch_xla.core.xla_model.reduce_scatter`, of parts that devices have."""
+    part = manual._mark_manual_sharding(tensor)
+    return xla_model.reduce_scatter(reduce_type, part, scale, scatter_dim, shard_count, groups)
 
 
 def _global_tensor_from_cpu_shards(

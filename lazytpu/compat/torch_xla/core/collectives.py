@@ -1,4 +1,4 @@
-"""Collectives in a world of one process."""
+"""Collectives in a world of one process; of what devices have between calls of manual sharding, they are real."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 import torch
+
+from lazytpu.ir.tree import trace
+from lazytpu.spmd.parts import Exchange, Gather, Permute, Reduce, Scatter
+from lazytpu.tracing.parts import is_part
+from lazytpu.tracing.record import is_device_tensor
 
 REDUCE_SUM, REDUCE_MUL, REDUCE_AND = "sum", "mul", "and"
 REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "or", "min", "max"
@@ -22,6 +27,35 @@ def _check(groups: Groups, reduce_type: str = REDUCE_SUM) -> None:
         raise ValueError(f"reduce_type is one of {', '.join(sorted(_REDUCTIONS))}, not {reduce_type!r}")
     if groups and any(list(group) != [0] for group in groups):
         raise ValueError(f"groups={groups}: this process, 0, is the only one")
+
+
+def _over(value: torch.Tensor | Sequence[torch.Tensor], groups: Groups) -> str:
+    """Return which devices exchange their parts, as `lazytpu.spmd.parts` names them; empty for whole tensors.
+
+    Raises:
+        ValueError: a device is in no group, or in two.
+    """
+    first = value if isinstance(value, torch.Tensor) else next(iter(value), None)
+    if trace.mesh is None or first is None or not (is_device_tensor(first) and is_part(first)):
+        return ""
+    count = len(trace.mesh.devices)
+    found = [list(group) for group in groups] if groups else [list(range(count))]
+    if sorted(i for group in found for i in group) != list(range(count)) or len({*map(len, found)}) != 1:
+        raise ValueError(f"groups={groups}: each of {count} devices is in one group, and groups are of one size")
+    return "|".join(",".join(map(str, group)) for group in found)
+
+
+def _check_count(name: str, count: int, over: str) -> None:
+    devices = len(over.partition("|")[0].split(","))
+    if count != devices:
+        raise ValueError(f"{name}={count}: a group has {devices} devices")
+
+
+def _of_parts(function: Callable[..., torch.Tensor], value: Tensors, *arguments: object) -> Tensors:
+    """Return what a collective gives for a part, or for each of a list of them."""
+    if isinstance(value, torch.Tensor):
+        return function(value, *arguments)
+    return [function(one, *arguments) for one in value]
 
 
 def _into(output: Tensors | None, value: Tensors) -> Tensors:
@@ -46,7 +80,12 @@ def _scaled(value: Tensors, scale: float) -> Tensors:
 def all_reduce(
     reduce_type: str, inputs: Tensors, scale: float = 1.0, groups: Groups = None, pin_layout: bool = True
 ) -> Tensors:
-    """Return the inputs times ``scale``: a new tensor for a tensor, in place for a list."""
+    """Return the inputs times ``scale``, summed over devices: a new tensor for a tensor, in place for a list."""
+    if over := _over(inputs, groups):
+        if reduce_type not in (REDUCE_SUM, REDUCE_MIN, REDUCE_MAX):
+            raise NotImplementedError(f"all_reduce of parts by {reduce_type!r}; sum, min and max are")
+        found = _scaled(_of_parts(Reduce.of, inputs, reduce_type, over), scale)
+        return found if isinstance(inputs, torch.Tensor) else _into(inputs, found)
     _check(groups, reduce_type)
     if isinstance(inputs, torch.Tensor):
         return _scaled(inputs, scale)
@@ -65,7 +104,9 @@ def all_gather(
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
 ) -> Tensors:
-    """Return the value of the only process."""
+    """Return the value of the only process, or the parts of devices side by side."""
+    if over := _over(value, groups):
+        return _into(output, _of_parts(Gather.of, value, dim, over))
     _check(groups)
     return _into(output, _scaled(value, 1.0))
 
@@ -89,11 +130,14 @@ def all_to_all(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> torch.Tensor:
-    """Return the value, split into one piece and concatenated again.
+    """Return the value, split into one piece and concatenated again; of parts, those that other devices send.
 
     Raises:
-        ValueError: ``split_count`` is not 1.
+        ValueError: ``split_count`` is not the number of devices of a group.
     """
+    if over := _over(value, groups):
+        _check_count("split_count", split_count, over)
+        return _of_parts(Exchange.of, value, split_dimension, concat_dimension, over)
     _check(groups)
     if split_count != 1:
         raise ValueError(f"split_count={split_count}: this process is the only one")
@@ -102,6 +146,8 @@ def all_to_all(
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return the value where this process sends to itself, else zeros, as a process without a sender receives."""
+    if _over(value, None):
+        return _of_parts(Permute.of, value, [int(n) for pair in pairs for n in pair])
     if any(n for pair in pairs for n in pair):
         raise ValueError(f"pairs={list(pairs)}: this process, 0, is the only one")
     return value.clone() if pairs else torch.zeros_like(value)
@@ -128,11 +174,18 @@ def reduce_scatter(
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
 ) -> Tensors:
-    """Return the input times ``scale``: its only shard.
+    """Return the input times ``scale``: its only shard; of parts, a share of their sum.
 
     Raises:
-        ValueError: ``shard_count`` is not 1.
+        ValueError: ``shard_count`` is not the number of devices of a group.
     """
+    if over := _over(input, groups):
+        _check_count("shard_count", shard_count, over)
+        if reduce_type != REDUCE_SUM:
+            raise NotImplementedError(f"reduce_scatter of parts by {reduce_type!r}; sum is")
+        dims = {x.dim() for x in _as_list(input)}
+        at = scatter_dim if scatter_dim >= 0 else scatter_dim + dims.pop()
+        return _into(output, _scaled(_of_parts(Scatter.of, input, at, over), scale))
     _check(groups, reduce_type)
     if shard_count != 1:
         raise ValueError(f"shard_count={shard_count}: this process is the only one")

@@ -25,6 +25,7 @@ from lazytpu.ir.tree import trace
 from lazytpu.passes import result_shardings
 from lazytpu.spmd.tensor_parts import Box, fill
 from lazytpu.tensors.tensor import LazyTensor
+from lazytpu.tracing.parts import is_part
 from lazytpu.tracing.record import cell_of, is_device_tensor, load
 from lazytpu.tracing.sharding import is_result, sharding_of
 
@@ -69,12 +70,20 @@ class XLAShardedTensor(metaclass=_Marked):
 def sharding_type_of(tensor: torch.Tensor) -> ShardingType | None:
     """Return how a tensor is spread; None for one without a sharding."""
     found = sharding_of(tensor)
-    return None if found is None else op_sharding_of(found.mesh, found.spec).sharding_type
+    if found is None:
+        return ShardingType.MANUAL if _is_part(tensor) else None
+    return op_sharding_of(found.mesh, found.spec).sharding_type
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    return trace.mesh is not None and is_part(tensor)
 
 
 def sharding_spec_of(tensor: torch.Tensor) -> str:
     """Return how a tensor is spread as XLA writes it, such as ``{devices=[1,2]0,1}``; empty without a sharding."""
     found = sharding_of(tensor)
+    if found is None and _is_part(tensor):
+        return "{manual}"
     if found is None and is_result(tensor) and trace.mesh is not None:
         found = result_shardings.of_pending(load(cell_of(tensor)), trace.mesh)
         found = None if found is None or found.is_replicated else found

@@ -10,6 +10,11 @@ import torch
 
 from lazytpu import spmd
 from lazytpu.compat import names
+from lazytpu.compat.torch_xla.distributed.spmd.manual import (
+    _mark_manual_sharding,
+    disable_manual_sharding,
+    enable_manual_sharding,
+)
 from lazytpu.compat.torch_xla.distributed.spmd.mesh import (
     HybridMesh,
     Mesh,
@@ -203,10 +208,13 @@ __all__ = [
     "XLAPatchedLinear",
     "XLAShard",
     "XLAShardedTensor",
+    "_mark_manual_sharding",
     "annotate_custom_sharding",
     "apply_backward_optimization_barrier",
     "apply_xla_patch_to_nn_linear",
     "clear_sharding",
+    "disable_manual_sharding",
+    "enable_manual_sharding",
     "get_1d_mesh",
     "get_global_mesh",
     "mark_sharding",
