@@ -2,6 +2,7 @@
 
     python -m benchmarks.pods run --out pods.jsonl           # needs libtpu; minutes a line, some hours for all
     python -m benchmarks.pods run --out pods.jsonl --only 8b-fsdp-v5p-8
+    python -m benchmarks.pods run --out pods.jsonl --only 8b-fsdp-v6e-256-kernel   # attention by a Pallas kernel
     python -m benchmarks.scaling_page pods.jsonl             # docs/explanation/scaling.md, its data and plots
 
 Layers are equal, so each model is compiled with two small numbers of them (`DEPTHS`): half the difference is one layer,
@@ -17,15 +18,19 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import jax
 import torch
 import torch.nn.functional as F
+from jax.experimental.pallas.ops.tpu import flash_attention
 from torch import nn
 
 import lazytpu
 from lazytpu import spmd
+from lazytpu.lowering.support.shardings import mesh_of
+from lazytpu.spmd.mesh import as_mesh
 
 DEPTHS = (2, 4)
 WHOLE = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
@@ -76,11 +81,35 @@ SHAPES = {
 }
 
 
+def by_kernel(mesh: spmd.Mesh, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Compute causal attention by jax's flash attention, a Pallas kernel that keeps scores on the chip."""
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(groups, 1) for x in (k, v))
+    found: torch.Tensor = lazytpu.call_jax(_kernel_over(mesh), q, keys, values)
+    return found
+
+
+@cache
+def _kernel_over(mesh: spmd.Mesh) -> Callable[..., jax.Array]:
+    def of_chip(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        n = min(512, q.shape[2])
+        sizes = flash_attention.BlockSizes(n, n, n, 1, n, n, n, n, n, n, n)
+        with jax.default_matmul_precision("default"):  # products of bfloat16 have no other
+            scale = q.shape[-1] ** -0.5
+            return flash_attention.flash_attention(q, k, v, causal=True, sm_scale=scale, block_sizes=sizes)
+
+    spec = jax.sharding.PartitionSpec(mesh.axis_names)
+    return jax.shard_map(
+        of_chip, mesh=mesh_of(as_mesh(mesh)), in_specs=(spec,) * 3, out_specs=spec, check_vma=False
+    )
+
+
 class Layer(nn.Module):
     """Attention and a gated feed-forward net, each behind a norm."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, kernel: spmd.Mesh | None) -> None:
         super().__init__()
+        self.kernel = kernel
         d, kv = shape.width, shape.width * shape.groups // shape.heads
         self.size = shape.width // shape.heads
         self.norm1, self.norm2 = nn.RMSNorm(d), nn.RMSNorm(d)
@@ -92,7 +121,10 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norm1(x)
         q, k, v = (f(h).unflatten(-1, (-1, self.size)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        if self.kernel is None:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            y = by_kernel(self.kernel, q, k, v)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         h = self.norm2(x)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
@@ -101,10 +133,10 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """A language model whose layers are one loop."""
 
-    def __init__(self, shape: Shape, depth: int) -> None:
+    def __init__(self, shape: Shape, depth: int, kernel: spmd.Mesh | None) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.layers = nn.ModuleList([Layer(shape) for _ in range(depth)])
+        self.layers = nn.ModuleList([Layer(shape, kernel) for _ in range(depth)])
         self.norm, self.head = nn.RMSNorm(shape.width), nn.Linear(shape.width, shape.vocabulary, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -113,15 +145,15 @@ class Model(nn.Module):
 
 
 def program(shape: Shape, depth: int, how: str) -> Callable[[], Callable[[], None]]:
-    """Return what is planned: a model in bfloat16, trained by AdamW with ``dp`` or ``fsdp``."""
+    """Return what is planned: a model in bfloat16, trained by AdamW with ``dp``, ``fsdp`` or ``fsdp-kernel``."""
 
     def make() -> Callable[[], None]:
         mesh = spmd.Mesh((-1,), ("data",))
         torch.set_default_dtype(torch.bfloat16)
         with torch.device(lazytpu.device()):
-            model = Model(shape, depth)
+            model = Model(shape, depth, mesh if how.endswith("kernel") else None)
         torch.set_default_dtype(torch.float32)
-        if how == "fsdp":
+        if how.startswith("fsdp"):
             spmd.fully_shard(model, mesh)
         optimizer = torch.optim.AdamW(model.parameters())
         size = (mesh.size * shape.sequences, shape.length)
@@ -144,8 +176,10 @@ def cases() -> Iterator[tuple[str, str, str, str, int]]:
     wanted = [(model, "fsdp", "v5p", chips) for chips in (8, 4096, 256, 64, 1024) for model in SHAPES]
     published = [("70b", "fsdp", "v5p", 512), ("8b", "fsdp", "v6e", 256), ("70b", "fsdp", "v5e", 256)]
     wanted[6:6] = [*published, ("125m", "dp", "v5p", 8), ("8b", "fsdp", "h100", 8), ("8b", "fsdp", "h100", 128)]
+    wanted[9:9] = [("8b", "fsdp-kernel", "v6e", 256)]
     for model, how, kind, chips in wanted:
-        yield f"{model}-{how}-{kind}-{chips}", model, how, kind, chips
+        name, _, kernel = how.partition("-")
+        yield "-".join(filter(None, (model, name, kind, str(chips), kernel))), model, how, kind, chips
 
 
 def run(options: argparse.Namespace) -> None:

@@ -21,8 +21,9 @@ _PRECISION = re.compile(r"operand_precision=\{(\w+)")
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id replica-id "
     "copy-done slice-done async-done async-update all-gather-done all-reduce-done collective-permute-done "
-    "optimization-barrier add-dependency domain iota custom-call".split()
+    "optimization-barrier add-dependency domain iota".split()
 )
+_KERNEL = 'custom_call_target="tpu_custom_call"'  # of Pallas
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +114,20 @@ def _at(window: Mapping[str, str], name: str, position: int, otherwise: str) -> 
     return window[name].split("x")[position] if name in window else otherwise
 
 
+def kernels(module: Module) -> int:
+    """Return how many Pallas kernels a run of a module starts, whose FLOPs nobody counts."""
+    return sum(module.runs[computation.name] for computation, i in module.instructions() if _is_kernel(i))
+
+
+def _is_kernel(instruction: Instruction) -> bool:
+    return instruction.opcode == "custom-call" and _KERNEL in instruction.attributes
+
+
 def memory_bytes(module: Module) -> int:
     """Return the bytes that a run reads from and writes to the memory of the device.
 
-    A fusion reads its operands and writes its results, of an operand that it only takes slices of the slices.  What
-    stays in a memory inside the chip is left out.
+    A fusion reads its operands and writes its results, of an operand that it only takes slices of the slices, and so
+    does a Pallas kernel, once.  What stays in a memory inside the chip is left out, and so are other custom calls.
     """
     total = 0
     inner = {name for _, i in module.instructions() if i.opcode == "fusion" or _is_small(i) for name in i.called}
@@ -137,6 +147,8 @@ def _is_small(instruction: Instruction) -> bool:
 
 def _moved(instruction: Instruction, types: Mapping[str, list[ArrayType]], module: Module) -> int:
     results = arrays_of(instruction.type)
+    if instruction.opcode == "custom-call" and not _is_kernel(instruction):
+        return 0
     if instruction.opcode in ("copy-start", "slice-start", "async-start"):
         return sum(_outside(x) for x in results[:2])
     if instruction.opcode in ("dynamic-slice", "slice", "gather"):
@@ -191,4 +203,4 @@ def _outside(x: ArrayType) -> int:
     return x.nbytes if x.space == 0 else 0
 
 
-__all__ = ["Product", "memory_bytes", "products"]
+__all__ = ["Product", "kernels", "memory_bytes", "products"]

@@ -13,7 +13,7 @@ from lazytpu.debug import hlo
 from lazytpu.debug.chips import Chip, chip_of
 from lazytpu.debug.collectives import Collective, collectives_of, groups_over
 from lazytpu.debug.folder import JsonObject
-from lazytpu.debug.hlo_costs import Product, memory_bytes, products
+from lazytpu.debug.hlo_costs import Product, kernels, memory_bytes, products
 from lazytpu.debug.on_mesh import REASONS
 from lazytpu.debug.roofline import Roofline, link_seconds, links_of, roofline
 from lazytpu.ir.sharding import Mesh
@@ -52,6 +52,11 @@ class Program:
     def products(self) -> list[Product]:
         """The products and convolutions that one chip computes."""
         return list(products(self._module))
+
+    @cached_property
+    def kernels(self) -> int:
+        """How many Pallas kernels it starts; their FLOPs are in none of the figures."""
+        return kernels(self._module)
 
     @cached_property
     def moved_bytes(self) -> int:
@@ -171,6 +176,7 @@ class Plan:
             "memory": asdict(self.memory) | {"limit": self.limit_bytes},
             "fits": self.fits,
             "flops": self.flops,
+            "kernels": sum(p.kernels for p in self.programs),
             "moved_bytes": sum(p.moved_bytes for p in self.programs),
             "collectives": self.by_kind(),
             "roofline": None if line is None else asdict(line),
@@ -189,7 +195,9 @@ class Plan:
         )
         yield from self._memory_lines()
         if all(p.compiled.text for p in self.programs):
-            yield f"computes  {self.flops:.3g} FLOPs of products on each chip"
+            started = sum(p.kernels for p in self.programs)
+            uncounted = f", and what {started} Pallas kernels compute, which is not counted" if started else ""
+            yield f"computes  {self.flops:.3g} FLOPs of products on each chip{uncounted}"
             yield from self._collective_lines()
         line = self.roofline
         if line is not None:

@@ -7,7 +7,7 @@ import pytest
 from lazytpu.debug import hlo
 from lazytpu.debug.chips import chip_of
 from lazytpu.debug.collectives import Collective, axis_of, collectives_of, groups_of
-from lazytpu.debug.hlo_costs import Product, memory_bytes, products
+from lazytpu.debug.hlo_costs import Product, kernels, memory_bytes, products
 from lazytpu.debug.hlo_types import arrays_of
 from lazytpu.debug.roofline import link_seconds, links_of, roofline
 from lazytpu.ir.sharding import Mesh
@@ -81,6 +81,16 @@ def test_what_a_loop_does_counts_in_each_iteration() -> None:
     assert (found.dtype, found.precision) == ("f32", "highest")
     # in each iteration: two gathers of 8x32 (one of them into memory), h and the result; the fusion behind it
     assert memory_bytes(module) == 12 * 4 * (2 * 8 * 32 + 32 * 32 + 2 * 64 * 32) + 4 * (64 * 32 + 16 * 32)
+
+
+def test_a_pallas_kernel_reads_its_operands_and_writes_its_results_once() -> None:
+    kernel = '%k = f32[64,32]{1,0} custom-call(%h, %w), custom_call_target="tpu_custom_call"'
+    other = kernel.replace("%k", "%o").replace("tpu_custom_call", "Sharding")
+    begin, end = LOOP.split("ENTRY", 1)
+    with_both = begin + "ENTRY" + end.replace("  ROOT %fusion", f"  {kernel}\n  {other}\n  ROOT %fusion")
+    module, before = hlo.parse(with_both), hlo.parse(LOOP)
+    assert (kernels(before), kernels(module)) == (0, 1)
+    assert memory_bytes(module) - memory_bytes(before) == 4 * 2 * 64 * 32  # there is no %w
 
 
 def test_collectives_have_kind_bytes_and_axis() -> None:
