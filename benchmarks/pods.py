@@ -99,9 +99,7 @@ def _kernel_over(mesh: spmd.Mesh) -> Callable[..., jax.Array]:
             return flash_attention.flash_attention(q, k, v, causal=True, sm_scale=scale, block_sizes=sizes)
 
     spec = jax.sharding.PartitionSpec(mesh.axis_names)
-    return jax.shard_map(
-        of_chip, mesh=mesh_of(as_mesh(mesh)), in_specs=(spec,) * 3, out_specs=spec, check_vma=False
-    )
+    return jax.shard_map(of_chip, mesh=mesh_of(as_mesh(mesh)), in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
 
 
 class Layer(nn.Module):

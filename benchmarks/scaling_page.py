@@ -27,7 +27,9 @@ PUBLISHED = (  # case, what was measured, by whom, its MFU in %
 )
 TORCHTITAN = (6667, 6514)  # tokens a second and GPU, on 8 and on 128
 GIGA = 1e9
-KERNEL_PRODUCTS = 11  # of jax's flash attention: 2 forward, computed twice, and 4 + 3 in the two kernels of its gradient
+KERNEL_PRODUCTS = (
+    11  # of jax's flash attention: 2 forward, computed twice, and 4 + 3 in the two kernels of its gradient
+)
 
 
 @dataclass(frozen=True)

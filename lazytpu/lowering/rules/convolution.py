@@ -12,7 +12,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import forced, lowers, on_one_cpu, target_platform
-from lazytpu.lowering.support import conv_groups, conv_matmul, conv_narrow, conv_patches, sums
+from lazytpu.lowering.support import conv_groups, conv_matmul, conv_narrow, conv_patches, conv_taps, sums
 from lazytpu.lowering.support.operands import compute_dtype
 
 aten = torch.ops.aten
@@ -92,6 +92,8 @@ def _weight_transpose(grad, x, shape, *how):
     if _own_lowering(x, shape, how[-1], 2):
         module, how = _ungrouped(*how)
         return module.weight_gradient(grad, x, shape[2:], *how)
+    if target_platform() == "tpu" and conv_taps.takes(x, shape[2:], how[-1]):
+        return conv_taps.weight_gradient(grad, x, shape[2:], *how[:-1])
     w = jax.ShapeDtypeStruct(shape, grad.dtype)
     return jax.linear_transpose(lambda w: _xla_conv(x, w, grad.shape, *how), w)(grad)[0]
 
