@@ -97,6 +97,12 @@ if one_mesh:
     if how == "mesh, other ops" and rank:
         y = y.abs()
     print("total", y.sum().item())
+    if how == "mesh, full disk":
+        import resource
+        big = spmd.mark_sharding(torch.zeros(1 << 17).to(device), mesh, ("data",))
+        if rank:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        spmd.checkpoint.save({"big": big}, sys.argv[2])
 else:
     x = torch.ones(4, device=device) * (rank + 1)
     step(x).tolist()
@@ -139,6 +145,7 @@ FAULTS = {
     "mesh, other data": Fault((1, 1), "other contents on rank 1 than on rank 0", both=True),
     "mesh, other ops": Fault((1, 1), "ranks record different programs for one mesh", both=True),
     "mesh, other numbers": Fault((1, 1), "ranks give different numbers to one program", both=True),
+    "mesh, full disk": Fault((1, 1), "rank 1 could not save the checkpoint"),
     "sleep": Fault((1, None), "rank 1 is at train.py:45"),
     "stop between steps": Fault((1, None), "rank 1 does not answer"),
     "stop in a collective": Fault((1, None), "rank 1 does not answer"),
