@@ -29,7 +29,7 @@ class Config:
     lowerings: str = _setting(
         "auto",
         "which of several lowerings to use; auto chooses by platform and shape",
-        ("auto", "own_convolution", "xla_convolution", "blocked_attention", "whole_attention"),
+        ("auto", "own_convolution", "xla_convolution", "blocked_attention", "whole_attention", "unrolled"),
         several=True,
     )
     compile_after: int = _setting(

@@ -16,6 +16,7 @@ from typing import TypeVar
 from lazytpu.debug.hlo import Computation, Instruction, Module
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.printer import node_text, number_name
+from lazytpu.lowering.loop_bodies import LOOP
 from lazytpu.lowering.lower import scope_name
 
 _T = TypeVar("_T")
@@ -56,20 +57,23 @@ class Names:
         """Return the indices of the ops; none for a name that is not of ours."""
         found: dict[int, None] = {}
         for name in op_name.split(";"):
-            match = _INDEX.search(name)
-            if match and int(match[1]) < self._count:
-                found[int(match[1])] = None
-            elif not match:
+            indices = _INDEX.findall(name)  # in a loop that of the loop stands first
+            if indices and int(indices[-1]) < self._count:
+                found[int(indices[-1])] = None
+            elif not indices:
                 found |= dict.fromkeys(self._by_scope(name))
         return list(found)
 
     def _by_scope(self, name: str) -> list[int]:
         """Return the ops of this module path and name, for an executable that was compiled without indices."""
         parts = name.split("/")[1:]
-        for end in range(len(parts), 0, -1):
-            found = self._scopes.get("/".join(parts[:end]))
-            if found:
-                return found[:MAX_OPS]
+        inside = [i for i, part in enumerate(parts) if part == LOOP.name]
+        starts = range(inside[-1] + 1, len(parts)) if inside else [0]  # what jax calls a loop stands before its ops
+        for start in starts:
+            for end in range(len(parts), start, -1):
+                found = self._scopes.get("/".join(parts[start:end]))
+                if found:
+                    return found[:MAX_OPS]
         return []
 
     def inputs(self, op_name: str) -> list[str]:

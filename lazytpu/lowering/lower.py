@@ -30,6 +30,9 @@ from lazytpu.lowering.chains import kept, links_to_keep
 from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
+from lazytpu.lowering.loop_bodies import LOOP
+from lazytpu.lowering.loop_rows import Rows, run
+from lazytpu.lowering.loops import rolled
 from lazytpu.lowering.parts import Parts
 from lazytpu.lowering.registry import Kwargs, Results, is_strided, on_one_cpu, rule_of
 from lazytpu.lowering.rounded_products import products_to_keep
@@ -48,13 +51,19 @@ def type_of(layout: TensorType) -> Type:
     return Type(layout.size, to_numpy(layout.dtype))
 
 
-def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
+def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tuple[jax.Array, ...]]:
     """Return a function of (inputs, floats f64[n], ints i64[m], complexes c128[k]) that computes the outputs.
 
     Scalar arrays of a kind that the graph has none of may be None.  The ``concatenated`` outputs of a graph are one.  A
     ``checked`` graph has one more result at the end, the report of indices out of range.
+
+    Args:
+        positions: of the nodes, where the graph is the body of a loop in another one.
     """
 
+    numbered = zip(graph.nodes, positions or range(len(graph.nodes)), strict=True)
+    position_of = {value: i for node, i in numbered for value in node.results} if config.dump else {}
+    unrolled, graph = graph, rolled(graph)
     first = {(kind, i): start for kind, start, stop in graph.uniform for i in range(start, stop)}
     waits = reads_before(graph) if on_one_cpu() else {}
     stretches = stretches_of(graph, set(waits))
@@ -67,7 +76,7 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
         inputs: Sequence[jax.Array], floats: jax.Array | None, ints: jax.Array | None, complexes: jax.Array | None
     ) -> tuple[jax.Array, ...]:
         scalars = _ScalarInputs({"f": floats, "i": ints, "c": complexes}, first)
-        arrays = _Arrays(dict(zip(graph.inputs, inputs, strict=True)), scalars)
+        arrays = _Arrays(dict(zip(graph.inputs, inputs, strict=True)), scalars, Rows())
         values = arrays.values
         last, awaited = _last_uses(graph, stretches, waits), {v for reads in waits.values() for v in reads}
         ends: dict[int, list[Value]] = {}
@@ -78,13 +87,12 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
         sums = slices.call()
         for i, stretch in enumerate(stretches):
             nodes = graph.nodes[stretch.start : stretch.stop]
-            scopes = [
-                scope_name(node.op, node.site, p if config.dump else None)
-                for node, p in zip(nodes, stretch, strict=True)
-            ]
+            scopes = [scope_name(n.op, n.site, next((position_of.get(v) for v in n.results), None)) for n in nodes]
             if parts and any(map(parts.has, nodes)):
                 for node, scope in zip(nodes, scopes, strict=True):
                     values |= parts.run(node, values, partial(_run_alone, scalars, scope, node in overlapping))
+            elif graph is not unrolled and (by_rows := arrays.by_rows(nodes[0], scopes[0])) is not None:
+                values |= by_rows
             elif is_by_element(nodes[0]):
                 needed = {v for node in nodes for v in node.results if v in awaited or last.get(v, -1) > i}
                 elements = partial(_lower_element, dict(zip(nodes, scopes, strict=True)))
@@ -103,12 +111,13 @@ def function_of(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
                 else:
                     values |= _run(nodes[0], args, kwargs, scopes[0], filled)
             for value in [v for node in nodes for v in node.values if v in waits]:  # in order: the same in each process
-                values[value] = after([values[v] for v in waits[value]], values[value])
+                values[value] = after([arrays.given(v) for v in waits[value]], values[value])
             if in_memory:
                 values |= {v: kept(values[v]) for node in nodes for v in node.values if v in in_memory}
             for value in ends.get(i, ()):
                 values.pop(value, None)
-        outputs = _concatenated([values[v] for v in graph.outputs], graph.concatenated)
+                arrays.rows.known.pop(value, None)
+        outputs = _concatenated([arrays.given(v) for v in graph.outputs], graph.concatenated)
         return (*outputs, report(checks)) if graph.checked else tuple(outputs)
 
     return step
@@ -120,11 +129,12 @@ class _Arrays:
 
     values: dict[Value, jax.Array]
     scalars: _ScalarInputs
+    rows: Rows
 
     def given(self, x: Arg) -> Arg:
         """Return an argument of a node, with arrays in place of values and scalar inputs."""
         if type(x) is Value:
-            return self.values[x]
+            return self.values[x] if x in self.values else self.rows.array(x)
         if type(x) is Number:
             return self.scalars[x]
         if isinstance(x, list):
@@ -135,19 +145,31 @@ class _Arrays:
         """Return the arguments of a node."""
         return [self.given(x) for x in node.args], {k: self.given(x) for k, x in node.kwargs.items()}
 
+    def by_rows(self, node: Node, scope: str) -> dict[Value, jax.Array] | None:
+        """Run a loop, or what takes the results of all its turns as they are; return None for other nodes."""
+        call: Callable[[], dict[Value, jax.Array]]
+        if node.op is LOOP:
+            body = function_of(node.args[0].body, node.args[0].positions)
+            call = partial(run, node, body, self.rows, self.given, self.scalars.arrays)
+        elif self.rows.can_take(node):
+            call = partial(self.rows.take, node, self.given)
+        else:
+            return None
+        return call_rule(node.op, node.site, scope, "", call)
+
 
 class _ScalarInputs:
     """The elements of a call's scalar arrays; those that are one number (`Graph.uniform`) are one array."""
 
     def __init__(self, arrays: Mapping[str, jax.Array | None], first: Mapping[tuple[str, int], int]) -> None:
-        self._arrays, self._first = arrays, first
+        self.arrays, self._first = arrays, first
         self._taken: dict[Hashable, jax.Array] = {}
 
     def __getitem__(self, number: Number) -> jax.Array:
         index = self._first.get((number.kind, number.index), number.index)
         key = (number.kind, index, number.dtype)
         if key not in self._taken:
-            self._taken[key] = self._element(self._arrays[number.kind], index, number.dtype)
+            self._taken[key] = self._element(self.arrays[number.kind], index, number.dtype)
         return self._taken[key]
 
     @staticmethod

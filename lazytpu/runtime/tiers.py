@@ -3,8 +3,9 @@
 On CPUs a graph is interpreted until it comes for the ``config.compile_after``-th time, as a training step does.  One
 that returns after more than eight other graphs were interpreted is one of many, as each length of a text is: compiling
 all of them takes minutes, so such a return counts an eighth.  So may one of a very large graph, as of a text that was
-written without a read: XLA took two minutes for thousands of ops that are interpreted in two seconds.  What decides is
-a count, never a clock, so a program does the same in each run with the same disk cache.
+written without a read: XLA took two minutes for thousands of ops that are interpreted in two seconds.  The turns of a
+loop count once, as they are compiled.  What decides is a count, never a clock, so a program does the same in each run
+with the same disk cache.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from lazytpu.config import config
 from lazytpu.ir.graph import Graph
+from lazytpu.lowering.loops import ops_to_compile
 from lazytpu.observers import calls_of
 from lazytpu.runtime import background, client
 from lazytpu.runtime.executable import Executable
@@ -31,10 +33,11 @@ _FAR_RETURNS = 8  # of a graph that count as one: compiling takes some ten times
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of a graph that was interpreted: how often it came, in eighths, and when it came last."""
+    """What is known of a graph that was interpreted: how often it came, in eighths, when last, and ops to compile."""
 
     eighths: int
     last: int
+    ops: int
 
 
 _seen: LeastRecent[object, _Seen] = LeastRecent(_MOST_SEEN)  # the key of a graph: `_Seen`
@@ -57,9 +60,9 @@ def interpret_again(graph: Graph) -> bool:
         return False
     seen = _seen.find(graph.key)
     if seen is None:
-        _seen.keep(graph.key, seen := _Seen(0, _runs[0]))
+        _seen.keep(graph.key, seen := _Seen(0, _runs[0], ops_to_compile(graph)))
     near = _runs[0] - seen.last <= _NEARBY
-    larger = max(1.0, len(graph.nodes) / _LARGE)
+    larger = max(1.0, seen.ops / _LARGE)
     seen.eighths += max(1, int(_FAR_RETURNS / larger**2)) if near else 1
     if seen.eighths >= _FAR_RETURNS * config.compile_after and not background.is_compiling(graph):
         return False

@@ -107,6 +107,18 @@ def test_attributes_of_modules_and_globals() -> None:
     assert replays() >= 4
 
 
+def test_a_global_that_is_called_as_an_attribute_is() -> None:
+    class Held:
+        changed = 2.0
+
+    x = torch.ones(2, device=lazytpu.device())
+    doubled = lazytpu.compile(lambda x: x * Held.changed)
+    for _ in range(6):
+        globals()["changed"] = object()  # not read: the function reads an attribute
+        assert doubled(x)[0].item() == 2.0
+    assert replays() == 4
+
+
 def test_a_dropout_rate() -> None:
     drop = nn.Dropout(0.5)
     forward = lazytpu.compile(lambda x: drop(x))

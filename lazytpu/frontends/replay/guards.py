@@ -10,6 +10,7 @@ The check compares identities, all in one go; names are looked for when somethin
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 from collections import deque
@@ -252,12 +253,13 @@ class Guards:
             self._watch(_Named(labels, lambda: list(map(_contents, found))), lambda i: labels[i])
             for n, c in cells:
                 self._visit(c.cell_contents, n, depth + 1)
-        self._names(function.__globals__, _names_in(code), "", depth)
+        self._names(function.__globals__, _globals_in(code), _names_in(code), "", depth)
         if function.__defaults__:
             self._visit(function.__defaults__, "a default", depth + 1)
 
-    def _names(self, scope: dict[str, Any], names: set[str], prefix: str, depth: int) -> None:
-        used = sorted(n for n in names if n in scope)
+    def _names(self, scope: dict[str, Any], read: set[str], names: set[str], prefix: str, depth: int) -> None:
+        """Watch the names ``read`` of a module, and those of all ``names`` in the modules of the user's among them."""
+        used = sorted(n for n in read if n in scope)
         if not used:
             return
         self._watch(_Named(used, lambda: [scope[n] for n in used]), lambda i: prefix + used[i])
@@ -266,7 +268,7 @@ class Guards:
             if isinstance(value, types.ModuleType):
                 if value.__name__.partition(".")[0] not in _LIBRARIES and id(value) not in self._seen and not prefix:
                     self._seen[id(value)] = value
-                    self._names(vars(value), names, f"{n}.", depth + 1)
+                    self._names(vars(value), names, names, f"{n}.", depth + 1)
             else:
                 self._visit(value, prefix + n, depth + 1)
 
@@ -291,13 +293,23 @@ def _is_bound(cell: Any) -> bool:
     return True
 
 
-def _names_in(code: types.CodeType) -> set[str]:
-    """Return the names of globals and attributes in a function and the functions inside it."""
-    names = set(code.co_names)
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function and of the functions inside it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _names_in(constant)
-    return names
+            yield from _codes_in(constant)
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function and the functions inside it."""
+    return {name for inside in _codes_in(code) for name in inside.co_names}
+
+
+def _globals_in(code: types.CodeType) -> set[str]:
+    """Return the names of globals that a function and the functions inside it read."""
+    reads = [i for inside in _codes_in(code) for i in dis.get_instructions(inside)]
+    return {i.argval for i in reads if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
 
 
 def _of_library(x: object, *, ours: bool = False) -> bool:

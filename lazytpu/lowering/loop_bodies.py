@@ -1,0 +1,263 @@
+"""The body of a loop, made from the nodes of all its turns; `loops` finds these.
+
+Between turns may differ
+
+* operands: what the turn before has made (or the one before that) is carried; what no turn makes is either one for all
+  turns, or each turn has its own,
+* numbers from Python, and the integers by which slices are taken (``x[:, t]``).
+
+What each turn has its own of is laid side by side.  Where that is what the turns of an earlier loop have made, as for
+gradients, the array is there already (loop_rows.py); where it would be the weights of the layers of a deep model, the
+copies could cost more than the loop saves, and there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from lazytpu.ir.graph import Graph
+from lazytpu.ir.op_schema import Arg, Op
+from lazytpu.ir.tree import Node, Number, Value, operands
+from lazytpu.ir.types import TensorType
+from lazytpu.lowering.registry import dynamic_arguments
+from lazytpu.passes.clone import cloned
+
+_MOST_COPIED = 1 / 32  # of the bytes that the turns make, for inputs laid side by side
+_INDEX = TensorType((), (), torch.int64)
+_COUNTS = {"f": 0, "i": 1, "c": 2}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """What a node runs that stands for equal turns.  Its arguments are lists of values.
+
+    Attributes:
+        body: one turn.  Its inputs are what is carried, what is the same for all turns, what each turn has its own of,
+            and the integers that vary; its outputs what is carried on, and what is kept of each turn.
+        turns: how many.
+        integers: for each integer that varies its values, turn by turn.
+        numbers: by kind, for each number of the body its place in the array of the graph, turn by turn.
+        carried: how many values are.
+        last: results of the node that are what is carried out of the last turn: which.
+        kept: the others: which of the arrays that are kept of each turn, and of which turn.
+        positions: of the nodes of the body in the graph, in the first turn.
+    """
+
+    body: Graph
+    turns: int
+    integers: tuple[tuple[int, ...], ...]
+    numbers: dict[str, np.ndarray]
+    carried: int
+    last: dict[Value, int]
+    kept: dict[Value, tuple[int, int]]
+    positions: tuple[int, ...]
+
+
+_NAME: Any = "lazytpu.loop"  # no overload of torch's
+LOOP = Op(_NAME, _NAME, _NAME, (), None, False)
+
+
+class NotALoopError(Exception):
+    """Turns take their operands from elsewhere than the turn before did."""
+
+
+class CopiesError(Exception):
+    """Much would have to be laid side by side."""
+
+
+def loop_of(inside: Sequence[Node], period: int, turns: int, needed: set[Value], positions: dict[Node, int]) -> Node:
+    """Return the node that stands for nodes that repeat themselves.
+
+    Args:
+        inside: the nodes of all turns.
+        period: how many a turn has.
+        turns: how many there are.
+        needed: values that something outside reads.
+        positions: of nodes in the graph.
+
+    Raises:
+        NotALoopError, CopiesError: there is no such node.
+    """
+    return _Builder(inside, period, turns).node(needed, positions)
+
+
+@dataclass(slots=True)
+class _Carried:
+    """A result of an earlier turn, as the body reads it.
+
+    Attributes:
+        given: what the first turns read instead, one value a turn.
+        inputs: of the body: the result of the turn before, of the one before that, and so on.
+    """
+
+    result: Value
+    given: tuple[Value | None, ...]
+    inputs: list[Value]
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Makes the body of a loop from the nodes of all turns."""
+
+    inside: Sequence[Node]
+    period: int
+    turns: int
+    made: dict[Value, tuple[int, int, int]] = field(default_factory=dict)  # turn, place in it, index of the result
+    local: dict[tuple[int, int], Value] = field(default_factory=dict)  # (place, index): the body's
+    carried: dict[Hashable, _Carried] = field(default_factory=dict)
+    constant: dict[Value, Value] = field(default_factory=dict)
+    own: dict[tuple[Value, ...], Value] = field(default_factory=dict)
+    integers: dict[tuple[int, ...], Value] = field(default_factory=dict)
+    numbers: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
+
+    def node(self, needed: set[Value], positions: dict[Node, int]) -> Node:
+        """Return the node that stands for the turns."""
+        for i, node in enumerate(self.inside):
+            for index, value in enumerate(node.values):
+                if value is not None:
+                    self.made[value] = (i // self.period, i % self.period, index)
+        self.numbers = {kind: {} for kind in _COUNTS}
+        body = [self._cloned(place) for place in range(self.period)]
+        self._refuse_copies()
+        last: dict[Value, tuple[int, int]] = {}
+        kept: dict[tuple[int, int], dict[int, Value]] = {}
+        for place, index in self.local:
+            turns = {t: v for t in range(self.turns) if (v := self._at(t, place).values[index]) in needed and v}
+            if [*turns] == [self.turns - 1]:
+                last[turns[self.turns - 1]] = (place, index)
+            elif turns:
+                kept[place, index] = turns
+        chains = self._chains(last)
+        carried = [
+            (value, given) for chain in chains for value, given in zip(chain.inputs, chain.given[::-1], strict=True)
+        ]
+        following = [v for chain in chains for v in (self._result(chain), *chain.inputs[:-1])]
+        ends = {self._key(chain): sum(len(c.inputs) for c in chains[:i]) for i, chain in enumerate(chains)}
+        inputs = [v for v, _ in carried] + [*self.constant.values(), *self.own.values(), *self.integers.values()]
+        tables = {k: np.array([*table], np.int32).reshape(-1, self.turns).T for k, table in self.numbers.items()}
+        nf, ni, nc = (table.shape[1] for table in tables.values())
+        rows = [*kept]
+        loop = Loop(
+            Graph(tuple(body), tuple(inputs), (*following, *[self.local[at] for at in rows]), (), (nf, ni, nc)),
+            self.turns,
+            tuple(self.integers),
+            tables,
+            len(carried),
+            {value: ends[at] for value, at in last.items()},
+            {value: (rows.index(at), turn) for at, turns in kept.items() for turn, value in turns.items()},
+            tuple([positions[node] for node in self.inside[: self.period]]),
+        )
+        return _node(loop, [given for _, given in carried], [*self.constant], [*map(list, self.own)], self.inside[0])
+
+    def _at(self, turn: int, place: int) -> Node:
+        return self.inside[turn * self.period + place]
+
+    def _cloned(self, place: int) -> Node:
+        """Return the node of the body for one place of the turns."""
+        turns = [self._at(turn, place) for turn in range(self.turns)]
+        node = turns[0]
+        found = iter([self._operand(place, xs) for xs in zip(*map(operands, turns), strict=True)])
+        args = [_filled(x, found) for x in node.args]
+        kwargs = {name: _filled(x, found) for name, x in node.kwargs.items()}
+        varying = {*dynamic_arguments(node.op.recorded)}
+        for i, x in enumerate(node.args):
+            if type(x) is int and node.op.arguments[i].name in varying:
+                args[i] = self._integer([turn.args[i] for turn in turns])
+        for name, x in node.kwargs.items():
+            if type(x) is int and name in varying:
+                kwargs[name] = self._integer([turn.kwargs[name] for turn in turns])
+        made = cloned(node, tuple(args), kwargs, results=False)
+        self.local.update(((place, i), value) for i, value in enumerate(made.values) if value is not None)
+        return made
+
+    def _integer(self, values: Sequence[int]) -> int | Value:
+        if len({*values}) == 1:
+            return values[0]
+        return self.integers.setdefault(tuple(values), Value(None, 0, _INDEX))
+
+    def _operand(self, place: int, xs: Sequence[Value | Number]) -> Value | Number:
+        """Return what the body has for an operand, of which each turn has its own."""
+        if type(xs[0]) is Number:
+            return self._number(cast(Sequence[Number], xs))
+        values = cast("tuple[Value, ...]", tuple(xs))
+        if not any(x in self.made for x in values):
+            if len({*values}) == 1:
+                return self.constant.setdefault(values[0], _input(values[0]))
+            return self.own.setdefault(values, _input(values[0]))
+        if values[-1] not in self.made:
+            raise NotALoopError
+        turn, at, index = self.made[values[-1]]
+        before = self.turns - 1 - turn
+        expected = [self._at(t - before, at).values[index] for t in range(before, self.turns)]
+        if [*values[before:]] != expected or any(x in self.made for x in values[:before]):
+            raise NotALoopError
+        if not before:
+            return self.local[at, index]
+        result = self._at(0, at).values[index]
+        assert result is not None
+        key = at, index, values[:before]
+        chain = self.carried.get(key)
+        if chain is None:
+            chain = self.carried[key] = _Carried(result, values[:before], [_input(result) for _ in range(before)])
+        return chain.inputs[-1]
+
+    def _number(self, xs: Sequence[Number]) -> Number:
+        first, kind = xs[0], xs[0].kind
+        table = self.numbers[kind]
+        places = [tuple([x.index + i for x in xs]) for i in range(2 if first.dtype == "rng" else 1)]
+        known = table.get(places[0])
+        if known is None or (len(places) == 2 and table.get(places[1]) != known + 1):
+            known = len(table)
+            table.update((at, known + i) for i, at in enumerate(places))
+            if len(table) != known + len(places):
+                raise NotALoopError
+        return Number(kind, known, first.dtype)
+
+    def _refuse_copies(self) -> None:
+        """Raise where inputs of the graph that would be laid side by side are large beside what the turns make."""
+        copied = sum(v.layout.nbytes for values in self.own for v in {*values} if v.node is None)
+        if copied > _MOST_COPIED * sum(v.layout.nbytes for v in self.made):
+            raise CopiesError
+
+    def _key(self, chain: _Carried) -> tuple[int, int]:
+        _, place, index = self.made[chain.result]
+        return place, index
+
+    def _result(self, chain: _Carried) -> Value:
+        return self.local[self._key(chain)]
+
+    def _chains(self, last: dict[Value, tuple[int, int]]) -> list[_Carried]:
+        """Return what is carried: what later turns read, and what something outside needs of the last turn."""
+        chains = [*self.carried.values()]
+        there = {self._key(chain) for chain in chains}
+        for place, index in last.values():
+            if (place, index) not in there:
+                result = self._at(0, place).values[index]
+                assert result is not None
+                chains.append(_Carried(result, (None,), [_input(result)]))
+        return chains
+
+
+def _input(like: Value) -> Value:
+    return Value(None, 0, like.layout)
+
+
+def _filled(x: Arg, found: Iterator[Value | Number]) -> Arg:
+    """Return an argument with the next of ``found`` in place of each operand, in the order of `operands`."""
+    if type(x) is Value or type(x) is Number:
+        return next(found)
+    if isinstance(x, (list, tuple)):
+        return type(x)([_filled(e, found) for e in x])
+    return x
+
+
+def _node(loop: Loop, given: list[Value | None], constant: list[Value], own: list[list[Value]], first: Node) -> Node:
+    node = Node(None)
+    node.op, node.site, node.args = LOOP, first.site, (loop, given, constant, own)
+    node.values = (*loop.last, *loop.kept)
+    return node

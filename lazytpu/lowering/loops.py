@@ -1,0 +1,184 @@
+"""Loops in Python, which a trace holds unrolled: found again among its ops, and lowered as loops.
+
+A loop over time steps is as many copies of its body, and XLA compiles each of them.  Here a stretch of nodes that
+repeats itself at least eight times becomes one node, a `Loop`, which lowers to ``lax.scan``: compiled in the time of
+one body, forward and backward.  Nodes are equal that do the same to operands of equal types; loop_bodies.py says what
+may differ between the turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from lazytpu.ir.graph import Graph
+from lazytpu.ir.op_schema import Arg, aten, op_of
+from lazytpu.ir.tree import Node, Number, Value, operands
+from lazytpu.ir.types import TensorType
+from lazytpu.lowering.loop_bodies import LOOP, CopiesError, NotALoopError, loop_of
+from lazytpu.lowering.registry import dynamic_arguments, forced
+from lazytpu.passes.clone import cloned
+
+FEWEST_TURNS = 8
+_FEWEST_NODES = 96  # of all turns
+# Where XLA fuses the turns they run faster than a loop, all the more if their arrays do not fit into a cache.
+_FEWEST_ELEMENTWISE = 1000
+_FEWEST_LARGE = 4000
+_LARGE = 1 << 18  # bytes
+_MOST_REJECTED = 32
+_PARTS = {
+    aten.unbind.int: op_of(aten.select.int),
+    aten.split.Tensor: op_of(aten.slice.Tensor),
+    aten.split_with_sizes.default: op_of(aten.slice.Tensor),
+}
+
+
+def rolled(graph: Graph) -> Graph:
+    """Return a graph with its loops as nodes; the graph itself where it has none."""
+    if len(graph.nodes) < _FEWEST_NODES or graph.checked or graph.mesh or graph.patterns or forced("unrolled"):
+        return graph
+    used = {x for node in graph.nodes for x in operands(node)} | {*graph.outputs}
+    nodes = [_one_part(node, used) for node in graph.nodes]
+    loops = _rolled(nodes, {*graph.outputs}, {node: i for i, node in enumerate(nodes)})
+    return graph if loops is None else replace(graph, nodes=tuple(loops))
+
+
+def ops_to_compile(graph: Graph) -> int:
+    """Return how many ops XLA compiles of a graph: those of the turns of a loop once."""
+    return sum(ops_to_compile(node.args[0].body) if node.op is LOOP else 1 for node in rolled(graph).nodes)
+
+
+def _one_part(node: Node, used: set[Value | Number]) -> Node:
+    """Return what gives the one result in use of an op that takes its operand apart: each turn has such an op."""
+    op = node.op.recorded
+    if op not in (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default):
+        return node
+    found = [v for v in node.results if v in used]
+    if len(found) != 1 or len(node.args) < (1 if op is aten.unbind.int else 2):
+        return node
+    (value,) = found
+    x, *sizes = node.args[:1] if op is aten.unbind.int else node.args[:2]
+    rest = node.args[1 + len(sizes) :]
+    dim = rest[0] if rest else node.kwargs.get("dim", 0)
+    at = node.values.index(value)
+    args: tuple[Arg, ...] = (x, dim, at)
+    if sizes:
+        rows = value.layout.size[dim]
+        start = sum(sizes[0][:at]) if isinstance(sizes[0], list) else sizes[0] * at
+        args = (x, dim, start, start + rows, 1)
+    made = cloned(node, args, {}, results=True)
+    made.op, made.values, made.value, made.layout = _PARTS[op], (value,), value, value.layout
+    made.structure = 0
+    return made
+
+
+def _rolled(nodes: list[Node], outputs: set[Value], positions: dict[Node, int]) -> list[Node] | None:
+    numbers: dict[Hashable, int] = {}
+    alike = np.array([numbers.setdefault(_signature(node), len(numbers)) for node in nodes])
+    found = False
+    rejected: set[tuple[int, int]] = set()
+    while True:
+        stretches = [x for x in _stretches(alike) if (x.start, x.period) not in rejected]
+        if not stretches or len(rejected) > _MOST_REJECTED:
+            return nodes if found else None
+        stretch = max(stretches, key=lambda x: (x.saved, -x.period))
+        loop = _loop_in(nodes, stretch, outputs, positions)
+        if loop is None:
+            rejected.add((stretch.start, stretch.period))
+            continue
+        node, start, stop = loop
+        nodes = [*nodes[:start], node, *nodes[stop:]]
+        alike = np.concatenate([alike[:start], [len(numbers)], alike[stop:]])
+        numbers[node] = len(numbers)
+        rejected.clear()
+        found = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Nodes ``start`` to ``start + period * turns``, of which each is like the one ``period`` before it."""
+
+    start: int
+    period: int
+    turns: int
+
+    @property
+    def saved(self) -> int:
+        """Nodes that need not be compiled."""
+        return self.period * (self.turns - 1)
+
+
+def _stretches(alike: np.ndarray) -> Iterator[_Stretch]:
+    """Yield the stretches that repeat themselves often enough."""
+    for period in range(1, len(alike) // FEWEST_TURNS + 1):
+        same = alike[:-period] == alike[period:]
+        if np.count_nonzero(same) < max(period * (FEWEST_TURNS - 1), _FEWEST_NODES - period):
+            continue
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+        for start, stop in zip(edges[::2], edges[1::2], strict=True):
+            turns = (int(stop - start) + period) // period
+            if turns >= FEWEST_TURNS and turns * period >= _FEWEST_NODES:
+                yield _Stretch(int(start), period, turns)
+
+
+def _signature(node: Node) -> Hashable:
+    """Return what nodes have in common that may stand for one another in turns of a loop."""
+    if node.op is LOOP:
+        return node
+    varying = {*dynamic_arguments(node.op.recorded)}
+    names = [a.name for a in node.op.arguments]
+    args = [_part(x, names[i] in varying) for i, x in enumerate(node.args)]
+    kwargs = [(name, _part(x, name in varying)) for name, x in node.kwargs.items()]
+    layouts = [*[None if v is None else v.layout for v in node.values], *(node.natural or ())]
+    types = [None if layout is None else _type(layout) for layout in layouts]
+    return node.op, *args, *kwargs, *types, len(node.values)
+
+
+def _type(layout: TensorType) -> Hashable:
+    return layout.size, layout.stride, layout.dtype
+
+
+def _part(x: Arg, varying: bool = False) -> Hashable:
+    if type(x) is Value:
+        return _type(x.layout)
+    if type(x) is Number:
+        return x.kind, x.dtype
+    if varying and type(x) is int:
+        return "varying"
+    if isinstance(x, (list, tuple)):
+        return tuple([_part(e) for e in x])
+    return (type(x), repr(x)) if isinstance(x, float) else (type(x), x)
+
+
+def _loop_in(
+    nodes: list[Node], stretch: _Stretch, outputs: set[Value], positions: dict[Node, int]
+) -> tuple[Node, int, int] | None:
+    """Return the node for a stretch, or for most of it, and which nodes it stands for; None where they are no loop."""
+    for first, left in ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1)):  # the first turns may find other operands
+        turns = stretch.turns - first - left
+        start, stop = stretch.start + first * stretch.period, stretch.start + (first + turns) * stretch.period
+        if turns < FEWEST_TURNS or turns * stretch.period < _FEWEST_NODES:
+            continue
+        inside = nodes[start:stop]
+        if not _pays(inside, stretch.period):
+            return None
+        needed = {x for node in (*nodes[:start], *nodes[stop:]) for x in operands(node) if type(x) is Value}
+        try:
+            return loop_of(inside, stretch.period, turns, needed | outputs, positions), start, stop
+        except NotALoopError:
+            continue
+        except CopiesError:
+            break
+    return None
+
+
+def _pays(inside: Sequence[Node], period: int) -> bool:
+    """Return whether the turns are more than what XLA fuses into one another."""
+    body = inside[:period]
+    if not all(torch.Tag.pointwise in getattr(n.op.recorded, "tags", ()) or n.op.is_view for n in body):
+        return True
+    large = max(v.layout.nbytes for n in body for v in n.results) > _LARGE
+    return len(inside) >= (_FEWEST_LARGE if large else _FEWEST_ELEMENTWISE)
