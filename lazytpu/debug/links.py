@@ -57,10 +57,10 @@ class Names:
         """Return the indices of the ops; none for a name that is not of ours."""
         found: dict[int, None] = {}
         for name in op_name.split(";"):
-            indices = _INDEX.findall(name)  # in a loop that of the loop stands first
-            if indices and int(indices[-1]) < self._count:
-                found[int(indices[-1])] = None
-            elif not indices:
+            match = _INDEX.search(name)
+            if match and int(match[1]) < self._count:
+                found[int(match[1])] = None
+            elif not match:
                 found |= dict.fromkeys(self._by_scope(name))
         return list(found)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -58,8 +58,8 @@ class Loop:
     positions: tuple[int, ...]
 
 
-_NAME: Any = "lazytpu.loop"  # no overload of torch's
-LOOP = Op(_NAME, _NAME, _NAME, (), None, False)
+_NAME = "lazytpu.loop"
+LOOP = Op(cast(torch._ops.OpOverload, _NAME), cast(torch._ops.OpOverload, _NAME), _NAME, (), None, False)
 
 
 class NotALoopError(Exception):

@@ -38,6 +38,7 @@ from lazytpu.lowering.registry import Kwargs, Results, is_strided, on_one_cpu, r
 from lazytpu.lowering.rounded_products import products_to_keep
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
+from lazytpu.lowering.scalar_inputs import ScalarInputs
 from lazytpu.lowering.slice_sums import SliceSums
 from lazytpu.lowering.slice_writes import apart, overlapping_writes
 from lazytpu.lowering.support.operands import rounded
@@ -60,7 +61,6 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
     Args:
         positions: of the nodes, where the graph is the body of a loop in another one.
     """
-
     numbered = zip(graph.nodes, positions or range(len(graph.nodes)), strict=True)
     position_of = {value: i for node, i in numbered for value in node.results} if config.dump else {}
     unrolled, graph = graph, rolled(graph)
@@ -75,7 +75,7 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
     def step(
         inputs: Sequence[jax.Array], floats: jax.Array | None, ints: jax.Array | None, complexes: jax.Array | None
     ) -> tuple[jax.Array, ...]:
-        scalars = _ScalarInputs({"f": floats, "i": ints, "c": complexes}, first)
+        scalars = ScalarInputs({"f": floats, "i": ints, "c": complexes}, first)
         arrays = _Arrays(dict(zip(graph.inputs, inputs, strict=True)), scalars, Rows())
         values = arrays.values
         last, awaited = _last_uses(graph, stretches, waits), {v for reads in waits.values() for v in reads}
@@ -87,7 +87,7 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
         sums = slices.call()
         for i, stretch in enumerate(stretches):
             nodes = graph.nodes[stretch.start : stretch.stop]
-            scopes = [scope_name(n.op, n.site, next((position_of.get(v) for v in n.results), None)) for n in nodes]
+            scopes = [scope_name(n.op, n.site, _position(n, position_of)) for n in nodes]
             if parts and any(map(parts.has, nodes)):
                 for node, scope in zip(nodes, scopes, strict=True):
                     values |= parts.run(node, values, partial(_run_alone, scalars, scope, node in overlapping))
@@ -123,12 +123,17 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
     return step
 
 
+def _position(node: Node, known: Mapping[Value, int]) -> int | None:
+    """Return the position of an op in its graph; None for a loop, whose ops have theirs."""
+    return known.get(node.results[0]) if node.results and node.op is not LOOP else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Arrays:
     """The arrays of a call of a graph: those of its values, computed so far and needed still, and its scalar inputs."""
 
     values: dict[Value, jax.Array]
-    scalars: _ScalarInputs
+    scalars: ScalarInputs
     rows: Rows
 
     def given(self, x: Arg) -> Arg:
@@ -156,31 +161,6 @@ class _Arrays:
         else:
             return None
         return call_rule(node.op, node.site, scope, "", call)
-
-
-class _ScalarInputs:
-    """The elements of a call's scalar arrays; those that are one number (`Graph.uniform`) are one array."""
-
-    def __init__(self, arrays: Mapping[str, jax.Array | None], first: Mapping[tuple[str, int], int]) -> None:
-        self.arrays, self._first = arrays, first
-        self._taken: dict[Hashable, jax.Array] = {}
-
-    def __getitem__(self, number: Number) -> jax.Array:
-        index = self._first.get((number.kind, number.index), number.index)
-        key = (number.kind, index, number.dtype)
-        if key not in self._taken:
-            self._taken[key] = self._element(self.arrays[number.kind], index, number.dtype)
-        return self._taken[key]
-
-    @staticmethod
-    def _element(array: jax.Array | None, index: int, dtype: object) -> jax.Array:
-        assert array is not None
-        if dtype == "rng":
-            return lax.bitcast_convert_type(lax.slice(array, (index,), (index + 2,)), jnp.uint64)
-        x = lax.index_in_dim(array, index, keepdims=False)
-        if dtype is bool:
-            return x != 0
-        return x.astype(to_numpy(dtype)) if isinstance(dtype, torch.dtype) else x
 
 
 def _concatenated(outputs: list[jax.Array], count: int) -> list[jax.Array]:
@@ -224,10 +204,10 @@ def _run(
 
 
 def _run_alone(
-    scalars: _ScalarInputs, scope: str, overlaps: bool, node: Node, values: dict[Value, jax.Array]
+    scalars: ScalarInputs, scope: str, overlaps: bool, node: Node, values: dict[Value, jax.Array]
 ) -> dict[Value, jax.Array]:
     """Lower one node from the arrays of its operands: return its values with their arrays."""
-    arrays = _Arrays(values, scalars)
+    arrays = _Arrays(values, scalars, Rows())
     if is_by_element(node):
         return lower_rows([node], arrays.given, {*node.results}, partial(_lower_element, {node: scope}))
     args, kwargs = arrays.arguments(node)
