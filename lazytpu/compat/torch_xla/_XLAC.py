@@ -132,6 +132,11 @@ def _xla_real_devices(devices: Sequence[torch.device] | None = None) -> list[str
     return xla_model.xla_real_devices(devices)
 
 
+def _xla_get_auto_sharding() -> bool:
+    """Return False: the XLA that jax brings finds no shardings by itself."""
+    return False
+
+
 def _xla_set_mat_mul_precision(precision: str) -> None:
     """See `torch_xla.backends.set_mat_mul_precision`."""
     backends.set_mat_mul_precision(precision)

@@ -12,6 +12,8 @@ from types import EllipsisType
 
 import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from torch.nn.functional import pad
 
@@ -30,6 +32,8 @@ from lazytpu.tracing.record import cell_of, is_device_tensor, load
 from lazytpu.tracing.sharding import is_result, sharding_of
 
 __getattr__ = names.missing_from(__name__)
+
+_SPEC = "_lazytpu_spec"  # attribute of a tensor: how it lay when its DTensorSpec was made, and that
 
 
 @dataclass
@@ -53,6 +57,10 @@ class XLAShard:
     @property
     def unpadded_data(self) -> torch.Tensor:
         return self.data[tuple([slice(0, n - k) for n, k in zip(self.data.shape, self._padding, strict=True)])]
+
+
+class NoPlacementsError(ValueError, AttributeError):
+    """A tensor has no sharding; an AttributeError, too, for who asks ``getattr(x, "_spec", None)``, as torch does."""
 
 
 class _Marked(type):
@@ -175,9 +183,41 @@ def placements_of(tensor: torch.Tensor) -> tuple[Placement, ...]:
     """
     found = sharding_of(tensor)
     if found is None:
-        raise ValueError("the tensor has no placements: mark_sharding gives it some")
+        raise NoPlacementsError(
+            "Placements not available: XLAShardedTensor requires mesh_shape and partition_spec to be set. "
+            "Use mark_sharding() to properly initialize sharding information."
+        )
     places = {name: Shard(dim) for dim, axes in enumerate(found.spec) for name in axes}
     return tuple([places.get(name, Replicate()) for name in found.mesh.axis_names])
+
+
+def spec_of(tensor: torch.Tensor) -> DTensorSpec:
+    """Return the mesh and the placements of a tensor as torch's DTensor has them, the same object while it lies so.
+
+    Raises:
+        ValueError: the tensor has no sharding.
+    """
+    lies, made = sharding_of(tensor), cached_spec_of(tensor)
+    if made is not None:
+        return made
+    placements = placements_of(tensor)
+    assert lies is not None
+    grid = torch.tensor(lies.mesh.devices).reshape(lies.mesh.shape)
+    mesh = DeviceMesh(LazyTensor.device_type, grid)
+    made = DTensorSpec(mesh, placements, tensor_meta=TensorMeta(tensor.shape, tensor.stride(), tensor.dtype))
+    setattr(tensor, _SPEC, (lies, made))
+    return made
+
+
+def cached_spec_of(tensor: torch.Tensor) -> DTensorSpec | None:
+    """Return what `spec_of` returned last, None where it was not called since the tensor lies as it does."""
+    made: tuple[Sharding, DTensorSpec] | None = getattr(tensor, _SPEC, None)
+    return made[1] if made is not None and made[0] is sharding_of(tensor) else None
+
+
+def invalidate_spec_cache(tensor: torch.Tensor) -> None:
+    """Forget what `spec_of` has returned."""
+    setattr(tensor, _SPEC, None)
 
 
 for _name, _of in (
@@ -187,9 +227,12 @@ for _name, _of in (
     ("sharding_spec", sharding_spec_of),
     ("partition_spec", partition_spec_of),
     ("mesh_shape", mesh_shape_of),
-    ("placements", placements_of),
+    ("placements", lambda tensor: spec_of(tensor).placements),
+    ("_spec", spec_of),
+    ("_cached_spec", cached_spec_of),
 ):
     setattr(LazyTensor, _name, property(_of))
 setattr(LazyTensor, "load_local_shards_", load_local_shards)  # noqa: B010
+setattr(LazyTensor, "invalidate_spec_cache", invalidate_spec_cache)  # noqa: B010
 
 __all__ = ["ShardingType", "XLAShard", "XLAShardedTensor", "local_shards_of", "sharding_spec_of", "sharding_type_of"]
