@@ -1,4 +1,4 @@
-"""``torch_xla.runtime``: one process with one device."""
+"""``torch_xla.runtime``: processes with one device each, or one program over all devices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 import lazytpu
 from lazytpu.compat import names
-from lazytpu.compat.torch_xla.core import xla_model
-from lazytpu.runtime import meshes
+from lazytpu.compat.torch_xla.core import world, xla_model
+from lazytpu.runtime import client, meshes, processes
 
 __getattr__ = names.missing_from(__name__)
 
@@ -37,11 +37,18 @@ def is_bf16_supported() -> bool:
 
 
 def world_size() -> int:
+    """Return the number of processes that compute apart; 1 in SPMD."""
+    return world.size()
+
+
+def process_count() -> int:
     """Return the number of processes."""
-    return 1
+    return max(len(meshes.devices_by_process()), world.size())
 
 
-local_process_count = process_count = world_size
+def local_process_count() -> int:
+    """Return the number of processes on this machine, as torchrun says; else all."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", process_count()))
 
 
 def global_device_count() -> int:
@@ -57,15 +64,32 @@ def global_runtime_device_count() -> int:
     return len(meshes.devices())
 
 
-addressable_runtime_device_count = global_runtime_device_count
+def addressable_runtime_device_count() -> int:
+    """Return the number of devices of this process."""
+    return len(meshes.devices_by_process()[processes.rank()])
 
 
 def global_ordinal() -> int:
-    """Return the number of this process."""
-    return 0
+    """Return the number of this process among those that compute apart; 0 in SPMD."""
+    return world.rank()
 
 
-local_ordinal = process_index = host_index = global_ordinal
+def local_ordinal() -> int:
+    """Return the number of this process on this machine; 0 in SPMD."""
+    return int(os.environ.get("LOCAL_RANK", 0)) if world.size() > 1 else 0
+
+
+def process_index() -> int:
+    """Return the number of this process, in SPMD too."""
+    if world.size() > 1:
+        return world.rank()
+    client.platform()  # connects the processes
+    return processes.rank()
+
+
+def host_index() -> int:
+    """Return the number of this machine."""
+    return process_index() // local_process_count()
 
 
 def runtime_device_attributes(device: str) -> dict[str, object]:
@@ -78,12 +102,9 @@ def global_runtime_device_attributes() -> list[dict[str, object]]:
     return [runtime_device_attributes(name) for name in xla_model.xla_real_devices()]
 
 
-_spmd: list[bool] = []
-
-
 def is_spmd() -> bool:
     """Return whether `use_spmd` was called, or a tensor has a sharding."""
-    return bool(_spmd or meshes.used)
+    return bool(world.spmd or meshes.used)
 
 
 def use_spmd(auto: bool | None = False) -> None:
@@ -94,7 +115,7 @@ def use_spmd(auto: bool | None = False) -> None:
     """
     if auto:
         raise ValueError("use_spmd(auto=True): shardings are not found by themselves; mark inputs and parameters")
-    _spmd[:] = [True]
+    world.spmd[:] = [True]
     os.environ["XLA_USE_SPMD"] = "1"  # as scripts ask for it
 
 

@@ -1,4 +1,4 @@
-"""Collectives in a world of one process; of what devices have between calls of manual sharding, they are real."""
+"""Collectives: of the processes of a script, or of what devices have between calls of manual sharding."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
+from lazytpu.compat.torch_xla.core import world
 from lazytpu.ir.tree import trace
 from lazytpu.spmd.parts import Exchange, Gather, Permute, Reduce, Scatter
 from lazytpu.tracing.parts import is_part
@@ -22,7 +23,7 @@ R = TypeVar("R")
 
 
 def _check(groups: Groups, reduce_type: str = REDUCE_SUM) -> None:
-    """Raise ValueError for a group that needs another process, or an unknown reduction."""
+    """Raise ValueError for a group that needs another process than this, the only one, or an unknown reduction."""
     if reduce_type not in _REDUCTIONS:
         raise ValueError(f"reduce_type is one of {', '.join(sorted(_REDUCTIONS))}, not {reduce_type!r}")
     if groups and any(list(group) != [0] for group in groups):
@@ -86,6 +87,10 @@ def all_reduce(
             raise NotImplementedError(f"all_reduce of parts by {reduce_type!r}; sum, min and max are")
         found = _scaled(_of_parts(Reduce.of, inputs, reduce_type, over), scale)
         return found if isinstance(inputs, torch.Tensor) else _into(inputs, found)
+    if world.size() > 1:
+        _check(None, reduce_type)
+        found = _scaled(_of_parts(world.reduced, inputs, reduce_type, groups), scale)
+        return found if isinstance(inputs, torch.Tensor) else _into(inputs, found)
     _check(groups, reduce_type)
     if isinstance(inputs, torch.Tensor):
         return _scaled(inputs, scale)
@@ -104,9 +109,11 @@ def all_gather(
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
 ) -> Tensors:
-    """Return the value of the only process, or the parts of devices side by side."""
+    """Return the values of all processes, or the parts of devices, side by side."""
     if over := _over(value, groups):
         return _into(output, _of_parts(Gather.of, value, dim, over))
+    if world.size() > 1:
+        return _into(output, _of_parts(world.gathered, value, dim, groups))
     _check(groups)
     return _into(output, _scaled(value, 1.0))
 
@@ -138,6 +145,8 @@ def all_to_all(
     if over := _over(value, groups):
         _check_count("split_count", split_count, over)
         return _of_parts(Exchange.of, value, split_dimension, concat_dimension, over)
+    if world.size() > 1:
+        return world.exchanged(value, split_dimension, concat_dimension, groups)
     _check(groups)
     if split_count != 1:
         raise ValueError(f"split_count={split_count}: this process is the only one")
@@ -148,6 +157,8 @@ def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> t
     """Return the value where this process sends to itself, else zeros, as a process without a sender receives."""
     if _over(value, None):
         return _of_parts(Permute.of, value, [int(n) for pair in pairs for n in pair])
+    if world.size() > 1:
+        return world.permuted(value, pairs)
     if any(n for pair in pairs for n in pair):
         raise ValueError(f"pairs={list(pairs)}: this process, 0, is the only one")
     return value.clone() if pairs else torch.zeros_like(value)
@@ -156,7 +167,10 @@ def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> t
 def collective_broadcast(
     tensors: Sequence[torch.Tensor], root_ordinal: int = 0, groups: Groups = None, pin_layout: bool = True
 ) -> None:
-    """Do nothing: this process is the root."""
+    """Overwrite tensors with those of the root."""
+    if world.size() > 1:
+        world.spread(tensors, root_ordinal, groups)
+        return
     _check(groups)
     if root_ordinal:
         raise ValueError(f"root_ordinal={root_ordinal}: this process, 0, is the only one")
@@ -186,6 +200,9 @@ def reduce_scatter(
         dims = {x.dim() for x in _as_list(input)}
         at = scatter_dim if scatter_dim >= 0 else scatter_dim + dims.pop()
         return _into(output, _scaled(_of_parts(Scatter.of, input, at, over), scale))
+    if world.size() > 1:
+        _check(None, reduce_type)
+        return _into(output, _scaled(_of_parts(world.scattered, input, reduce_type, scatter_dim, groups), scale))
     _check(groups, reduce_type)
     if shard_count != 1:
         raise ValueError(f"shard_count={shard_count}: this process is the only one")
@@ -225,7 +242,12 @@ class CoalescingBuckets:
 def reduce_gradients(
     optimizer: torch.optim.Optimizer, groups: Groups = None, pin_layout: bool = True, reduce: str = "mean"
 ) -> None:
-    """Do nothing: the sum, or mean, over one process is the gradient itself."""
+    """Replace gradients by their mean, or sum, over the processes of a group."""
+    if world.size() > 1:
+        found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        count = len(groups[0]) if groups else world.size()
+        all_reduce(REDUCE_SUM, found, 1.0 / count if reduce == "mean" else 1.0, groups)
+        return
     _check(groups)
 
 
@@ -237,25 +259,29 @@ def all_reduce_bucketized_gradients(
 
 
 def broadcast_master_param(model: torch.nn.Module) -> None:
-    """Do nothing: this process is the master."""
+    """Give all processes the parameters and buffers of the first one."""
+    if world.size() > 1:
+        world.spread([*model.parameters(), *model.buffers()], 0, None)
 
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] | None = None) -> list[bytes]:
-    """Return the payloads of all processes that meet at ``tag``: this one's."""
-    return [payload]
+    """Return the payloads of all processes, which meet at ``tag``."""
+    return world.of_all(payload) if world.size() > 1 else [payload]
 
 
 def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None) -> list[bytes]:
     """As `rendezvous`."""
-    return [payload]
+    return rendezvous(tag or "", payload)
 
 
 def mesh_reduce(tag: str, data: T, reduce_fn: Callable[[list[T]], R]) -> R:
     """Return ``reduce_fn`` of the list of every process's data."""
-    return reduce_fn([data])
+    return reduce_fn(world.of_all(data) if world.size() > 1 else [data])
 
 
 def do_on_ordinals(target: Callable[..., object], data: Sequence[object] = (), ordinals: Sequence[int] = (0,)) -> None:
     """Call ``target(*data)`` in the processes of ``ordinals``."""
-    if 0 in ordinals:
+    if world.rank() in ordinals:
         target(*data)
+    if world.size() > 1:
+        world.meet()

@@ -15,6 +15,7 @@ import lazytpu
 from lazytpu import random
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla import environment
+from lazytpu.compat.torch_xla.core import world
 from lazytpu.compat.torch_xla.core.collectives import (
     REDUCE_AND,
     REDUCE_MAX,
@@ -102,25 +103,27 @@ def is_xla_tensor(tensor: object) -> bool:
 
 
 def get_ordinal(defval: int = 0) -> int:
-    """Return the number of this process: 0."""
-    return 0
+    """Return the number of this process; 0 in SPMD."""
+    return world.rank()
 
 
 get_local_ordinal = get_ordinal
 
 
 def xrt_world_size(defval: int = 1) -> int:
-    """Return the number of processes: 1."""
-    return 1
+    """Return the number of processes; 1 in SPMD."""
+    return world.size()
 
 
 def is_master_ordinal(local: bool = True) -> bool:
-    """Return whether this is the first process: it is."""
-    return True
+    """Return whether this is the first process."""
+    return world.rank() == 0
 
 
 def master_print(*args: object, fd: TextIO | None = None, local: bool = False, flush: bool = False) -> None:
     """Print, in the first process only."""
+    if not is_master_ordinal(local):
+        return
     print(*args, file=fd or sys.stdout, flush=flush)
 
 
@@ -183,7 +186,7 @@ def optimizer_step(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> float | None:
-    """Reduce the gradients over the processes (there is one) and step.
+    """Reduce the gradients over the processes and step.
 
     Args:
         optimizer: what steps.

@@ -1,4 +1,4 @@
-"""``torch_xla.distributed.xla_multiprocessing``: one process, in which the function runs."""
+"""``torch_xla.distributed.xla_multiprocessing``: the function runs in this process, or in as many as are asked for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from torch.types import Device
 
 from lazytpu.compat import names
+from lazytpu.compat.torch_xla.core import world
+from lazytpu.distributed.launching import launch
 
 __getattr__ = names.missing_from(__name__)
 
@@ -24,14 +26,22 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> None:
-    """Run ``fn(0, *args)`` in this process, which has the only device.
+    """Run ``fn(index, *args)`` in this process, which is one of those of torchrun or the only one, or in new processes.
+
+    Args:
+        nprocs: how many new processes; None or 1 for this one.
+        join, daemon, start_method: not looked at: the call waits for the processes, which are started anew.
 
     Raises:
-        ValueError: ``nprocs`` is neither None nor 1.
+        ValueError: ``join`` is False for new processes.
+        WorldError: a process failed; has its traceback.
     """
-    if nprocs not in (None, 1):
-        raise ValueError(f"nprocs={nprocs}: there is one device; use None or 1")
-    fn(0, *args)
+    if nprocs in (None, 1):
+        fn(world.rank(), *args)
+    elif not join:
+        raise ValueError("spawn(join=False): the call waits for its processes")
+    else:
+        launch(world.run, nprocs or 1, fn, args)
 
 
 class MpModelWrapper:
