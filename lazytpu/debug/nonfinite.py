@@ -61,12 +61,12 @@ class _Search:
             return
         self.graphs += 1
         graph = pending.graph(pending.outputs)
-        values = [v for v in graph.inputs if v.layout.dtype in _CHECKED]
-        values += [v for node in graph.nodes for v in results_of(node) if v.layout.dtype in _CHECKED]
+        every = [*graph.inputs, *[v for node in graph.nodes for v in results_of(node)]]
+        values = [v for v in every if v.layout.dtype in _CHECKED and v not in graph.parts]
         flags = pending.run(_with_flags(graph, values, self.inf))
         bad = {v for v, flag in zip(values, flags, strict=True) if bool(flag) is not self.inf}
         for node in graph.nodes:
-            read = [x for x in operands(node) if type(x) is Value]
+            read = [x for x in operands(node) if type(x) is Value and x not in graph.parts]
             inputs = [v for v in read if v in bad and v.node is None]
             if inputs:
                 self.found = self._input(inputs[0], node, pending)

@@ -174,6 +174,8 @@ def _upload(dst: torch.Tensor, src: torch.Tensor) -> None:
         storage, layout = resolve(cell)
         buffer = transfers.to_device(host)
         if layout is storage.layout:
+            if storage.sharding is not None and storage.sharding.own:
+                storage.sharding = None
             if storage.sharding is not None:
                 buffer = meshes.put(buffer, storage.sharding, layout.size)
             write_buffer(storage, buffer)

@@ -87,11 +87,7 @@ class Graph:
     @cached_property
     def parts(self) -> frozenset[Value]:
         """The values of which each device has its own: what is computed from parts and not put together again."""
-        found: set[Value] = set()
-        for node in self.nodes:
-            if node.op.name == TO_PARTS or (node.op.name != FROM_PARTS and not found.isdisjoint(operands(node))):
-                found.update(node.results)
-        return frozenset(found)
+        return frozenset(own_values(self.nodes)) | {v for v in self.inputs if v.sharding is not None and v.sharding.own}
 
     @property
     def mesh(self) -> Mesh | None:
@@ -133,6 +129,20 @@ class Graph:
             known.update(node.results)
         assert known.issuperset(self.outputs), "an output is not made by the graph"
         assert len(set(self.donated)) == len(self.donated) and all(0 <= d < len(self.inputs) for d in self.donated)
+
+
+def own_values(nodes: Iterable[Node]) -> set[Value]:
+    """Return the results of nodes in order of which each device has its own."""
+    found: set[Value] = set()
+    for node in nodes:
+        if node.op.name == TO_PARTS or (
+            node.op.name != FROM_PARTS
+            and any(
+                type(x) is Value and (x in found or (x.sharding is not None and x.sharding.own)) for x in operands(node)
+            )
+        ):
+            found.update(node.results)
+    return found
 
 
 def graph_of(

@@ -70,15 +70,18 @@ class Sharding:
     Attributes:
         mesh: the devices.
         spec: for each dimension of the tensor the axes of the mesh that it is split over.
+        own: the tensor is another one on each device (`lazytpu.spmd.shard_map`): its array has one dimension more in
+            front, along which the devices lie.
     """
 
     mesh: Mesh
     spec: tuple[tuple[str, ...], ...]
+    own: bool = False
 
     @property
     def is_replicated(self) -> bool:
         """Whether every device has all of the tensor."""
-        return not any(self.spec)
+        return not self.own and not any(self.spec)
 
     @property
     def is_open(self) -> bool:
@@ -88,11 +91,15 @@ class Sharding:
     @property
     def parts(self) -> tuple[int, ...]:
         """Into how many parts each dimension is split."""
+        if self.own:
+            return len(self.mesh.devices), *[1] * len(self.spec)
         axes = self.mesh.axes
         return tuple(1 if names == OPEN else prod(axes[name] for name in names) for names in self.spec)
 
     def padded(self, size: Sequence[int]) -> tuple[int, ...]:
         """Return the sizes that the parts have together: those of a tensor, rounded up to what can be split evenly."""
+        if self.own:
+            return len(self.mesh.devices), *size
         return tuple(-(-n // k) * k for n, k in zip(size, self.parts, strict=True))
 
     def entries(self) -> tuple[Entry, ...]:
@@ -104,6 +111,8 @@ class Sharding:
 
     def describe(self) -> str:
         """Return ``{data, -, model+expert}``, or ``{replicated}``."""
+        if self.own:
+            return "{each device its own}"
         if self.is_replicated:
             return "{replicated}"
         return f"{{{', '.join('+'.join(names) or '-' for names in self.spec)}}}"
@@ -144,12 +153,12 @@ def sharding(mesh: Mesh, spec: Iterable[Entry], size: Sequence[int]) -> Sharding
     return interned(mesh, full)
 
 
-def interned(mesh: Mesh, spec: tuple[tuple[str, ...], ...]) -> Sharding:
+def interned(mesh: Mesh, spec: tuple[tuple[str, ...], ...], own: bool = False) -> Sharding:
     """Return the one sharding of this mesh and spec."""
-    key = (mesh._parts(), spec)
+    key = (mesh._parts(), spec, own)
     found = _known.get(key)
     if found is None:
-        found = _known.setdefault(key, Sharding(Mesh(mesh.shape, mesh.axis_names, mesh.devices), spec))
+        found = _known.setdefault(key, Sharding(Mesh(mesh.shape, mesh.axis_names, mesh.devices), spec, own))
         _named[str(found), len(spec)] = found
     return found
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 
-from lazytpu.errors import LazyTPUError
 from lazytpu.ir.graph import FROM_PARTS, SHARD, Graph
 from lazytpu.ir.op_schema import aten
 from lazytpu.ir.sharding import Mesh, Sharding, interned, named_sharding
@@ -41,14 +40,9 @@ def with_shardings(graph: Graph, wanted: Sequence[Sharding | None], mesh: Mesh) 
     Args:
         wanted: for each output what the tensor that holds it has, None where it has none.
         mesh: that of the step.
-
-    Raises:
-        LazyTPUError: an output is a part of a device, and so another tensor on each.
     """
     if graph.mesh is None:  # what had a sharding is not needed
         return graph
-    if graph.parts and not graph.parts.isdisjoint(graph.outputs):
-        _refuse_parts(graph)
     known: dict[Value, Sharding | None] = {}
     found = []
     for value, sharding in zip(graph.outputs, wanted, strict=True):
@@ -56,17 +50,6 @@ def with_shardings(graph: Graph, wanted: Sequence[Sharding | None], mesh: Mesh) 
             sharding = replicated(mesh, value)
         found.append(_inferred(value, mesh, known) if sharding is None else sharding)
     return replace(graph, shardings=tuple(found))
-
-
-def _refuse_parts(graph: Graph) -> None:
-    value = next(v for v in graph.outputs if v in graph.parts)
-    assert value.node is not None
-    raise LazyTPUError(
-        "a tensor that is another one on each device cannot be the result of a graph",
-        at=value.node.site.text,
-        given=f"{value.layout.describe()}, a result of {value.node.op.name}",
-        fix="return it from the function of shard_map (disable_manual_sharding in torch_xla)",
-    )
 
 
 def of_pending(value: Value, mesh: Mesh) -> Sharding | None:

@@ -68,7 +68,10 @@ def lower(graph: Graph) -> Any:
         donated: list[jax.Array], retained: list[jax.Array], *scalars: jax.Array | None
     ) -> tuple[jax.Array, ...]:
         inputs = dict(zip(order, [*donated, *retained], strict=True))
-        cropped = [shardings.cropped(inputs[i], v.layout.size) for i, v in enumerate(graph.inputs)]
+        cropped = [
+            inputs[i] if v in graph.parts else shardings.cropped(inputs[i], v.layout.size)
+            for i, v in enumerate(graph.inputs)
+        ]
         return pad_results(graph, function(cropped, *scalars))
 
     traced: Callable[..., tuple[jax.Array, ...]] = step if graph.mesh is None else step_on_mesh

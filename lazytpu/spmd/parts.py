@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
@@ -178,7 +179,12 @@ def shard_map(function: Callable[..., object], mesh: ir.Mesh, in_specs: Specs, o
             raise ValueError(f"shard_map: {len(gives)} specs for {len(results)} results")
         return tree_unflatten([whole(x, grid, spec) for x, spec in zip(results, gives, strict=True)], tree)
 
-    return mapped
+    apart = torch._disable_dynamo(mapped)
+
+    def called(*args: object) -> Arg:
+        return apart(*args) if "torch._dynamo" in sys.modules else mapped(*args)  # it takes seconds to import
+
+    return called
 
 
 def _specs(given: Specs) -> list[tuple[Entry, ...]]:

@@ -40,7 +40,6 @@ class Storage:
         sharding: how the contents lie on a mesh; None on one device, and where every device of a mesh has all of them
             without anybody having asked for it.
         freed: `resize_` to no bytes has dropped the contents, until it is resized again.
-        lost: the contents were another on each device, in a step that is over (tracing/parts.py).
         computed_on_host: an op that has to run on the CPU made the contents there.
     """
 
@@ -61,7 +60,6 @@ class Storage:
     origin: Site | None = None
     computed_on_host: bool = False
     freed: bool = False
-    lost: bool = False
     sharding: Sharding | None = None
 
 

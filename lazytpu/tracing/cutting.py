@@ -24,7 +24,6 @@ from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.tensors.storage import NOTHING, Storage
 from lazytpu.tracing import record, shardings_kept
 from lazytpu.tracing.liveness import key_of, live_storages
-from lazytpu.tracing.parts_of_step import without_parts
 from lazytpu.tracing.planning import Plan, Planner, forget_interpreted, plan_of
 
 # The paths that were run while steps are measured, and the use of their graphs (record_time.py).
@@ -57,8 +56,6 @@ def cut(reason: str, planner: Planner | None = None) -> None:
             gc.disable()  # it would run finalizers, and what they record now would be lost
             trace.close()
             live = live_storages()
-            if trace.mesh is not None:
-                live = without_parts(live)
             if trace.cursor.depth:
                 _cut(live, reason, planner)
             else:

@@ -29,6 +29,8 @@ def is_part(tensor: torch.Tensor) -> bool:
     waiting, seen = [load(cell_of(tensor))], set[Value]()
     while waiting:
         at = waiting.pop()
+        if at.sharding is not None and at.sharding.own:
+            return True
         if at in seen or at.node is None or at.node.op.name == FROM_PARTS:
             continue
         if at.node.op.name == TO_PARTS:

@@ -1,27 +1,20 @@
-"""Tensors that are another one on each device do not outlive the step in which they were computed."""
+"""Which values of a step are other ones on each device."""
 
 from __future__ import annotations
 
-from lazytpu.ir.graph import FROM_PARTS, TO_PARTS
-from lazytpu.ir.tree import Value, operands, trace
-from lazytpu.tensors.storage import NOTHING, Storage
+from lazytpu.ir.graph import own_values
+from lazytpu.ir.tree import Value, trace
 
 _last = [0]  # the last step in which a tensor was split
 
 
 def note() -> None:
-    """Note that this step has such tensors."""
+    """Note that a tensor is split in this step."""
     _last[0] = trace.step
 
 
-def without_parts(live: list[Storage]) -> list[Storage]:
-    """Return those of some storages that hold whole tensors; the others lose their contents, as the step ends."""
-    if _last[0] != trace.recorded_step:
-        return live
-    found: set[Value] = set()
-    for node in trace.cursor.path():
-        if node.op.name == TO_PARTS or (node.op.name != FROM_PARTS and not found.isdisjoint(operands(node))):
-            found.update(node.results)
-    for storage in [s for s in live if s.value in found]:
-        storage.value, storage.step, storage.buffer, storage.lost = NOTHING, 0, None, True
-    return [s for s in live if s.step]
+def own_of_step() -> set[Value]:
+    """Return the results in this step of which each device has its own."""
+    if _last[0] != trace.recorded_step and not any(sharding.own for sharding in trace.shardings.values()):
+        return set()
+    return own_values(trace.cursor.path())

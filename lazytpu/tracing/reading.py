@@ -74,7 +74,24 @@ def buffer_of(cell: Cell, reason: str) -> Buffer:
     """Return the buffer of a cell's storage, after cutting if its value is pending.
 
     Where the graph cannot be compiled, all stays pending, and what does not need the part that fails can be read.
+
+    Raises:
+        LazyTPUError: each device of a mesh has its own.
     """
+    buffer = _buffer_of(cell, reason)
+    sharding = resolve(cell)[0].sharding
+    if sharding is not None and sharding.own:
+        raise LazyTPUError(
+            "this tensor is another one on each device, and cannot be read as one",
+            at=str(site.line_of_read()),
+            given=resolve(cell)[1].describe(),
+            fix="return it from the function of shard_map (disable_manual_sharding in torch_xla); what needs a "
+            "gradient is an argument of that function",
+        )
+    return buffer
+
+
+def _buffer_of(cell: Cell, reason: str) -> Buffer:
     with record.lock:
         storage, _ = resolve(cell)
         if storage.step == trace.step and (storage.value.node is not None or storage.buffer is None):

@@ -18,7 +18,6 @@ import torch
 
 from lazytpu import random
 from lazytpu.diagnosis import events
-from lazytpu.errors import LazyTPUError
 from lazytpu.ir.op_schema import ABSENT, Arg, Argument, Op, aten, op_of
 from lazytpu.ir.tree import Key, Node, Number, Structure, Value, operands, trace
 from lazytpu.location import site
@@ -63,14 +62,6 @@ def load(cell: Cell) -> Value:
 def _load_storage(storage: Storage, step: int) -> Value:
     layout = storage.layout
     if storage.buffer is None:  # never written: torch.empty
-        if storage.lost:
-            raise LazyTPUError(
-                "this tensor was another one on each device, and the step in which it was computed is over",
-                at=str(site.line_here()),
-                given=layout.describe(),
-                fix="return it from the function of shard_map (disable_manual_sharding in torch_xla) before the step "
-                "ends; what needs a gradient is an argument of that function",
-            )
         value = record(EMPTY, [list(layout.size), layout.dtype], layouts=(layout,)).value
         commit({storage: value}, step)
         return value

@@ -33,6 +33,8 @@ def mark(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> None:
     wanted = sharding(mesh, spec, tensor.shape)
     with lock:
         storage, layout = resolve(cell_of(tensor))
+        if storage.sharding is not None and storage.sharding.own:
+            raise LazyTPUError("a tensor that is another one on each device has no sharding", at=str(site.line_here()))
         if wanted.is_open:
             if not is_result(tensor):
                 raise ValueError(
@@ -127,7 +129,7 @@ def clear(tensor: torch.Tensor) -> None:
     """Bring the contents of a device tensor to one device."""
     with lock:
         storage, _ = resolve(cell_of(tensor))
-        if storage.sharding is None:
+        if storage.sharding is None or storage.sharding.own:
             return
         if storage.step != trace.step and storage.buffer is not None:
             write_buffer(storage, meshes.put(storage.buffer, None, storage.layout.size), storage.shared)
@@ -140,7 +142,7 @@ def clear(tensor: torch.Tensor) -> None:
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:
     """Return how a device tensor lies; None for a view whose dimensions are not those of its storage."""
     storage, layout = resolve(cell_of(tensor))
-    found = storage.sharding
+    found = None if storage.sharding is None or storage.sharding.own else storage.sharding
     if found is None or layout is storage.layout:
         return found
     order = permutation(storage.layout, layout)

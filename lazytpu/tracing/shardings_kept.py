@@ -13,6 +13,7 @@ from lazytpu.ir.tree import Value, trace
 from lazytpu.runtime import meshes
 from lazytpu.runtime.client import Buffer
 from lazytpu.tensors.storage import Storage, resolve
+from lazytpu.tracing.parts_of_step import own_of_step
 from lazytpu.tracing.record import cell_of
 
 _leaves: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters with a sharding
@@ -39,11 +40,14 @@ def wanted_shardings(live: list[Storage], outputs: tuple[Value, ...]) -> tuple[S
     assert mesh is not None
     _share_with_gradients()
     found: dict[Value, Sharding] = {}
+    own = own_of_step()
     for storage in live:
         value = storage.value
         if value.node is None or value in found:
             continue
-        if storage.sharding is not None:
+        if value in own:
+            found[value] = interned(mesh, ((),) * len(value.layout.size), own=True)
+        elif storage.sharding is not None and not storage.sharding.own:
             found[value] = storage.sharding
         elif storage.buffer is not None:
             found[value] = interned(mesh, ((),) * len(value.layout.size))
@@ -69,7 +73,9 @@ def note_result(storage: Storage, asked: Sharding | None) -> None:
         asked: the sharding that was wanted for it.
     """
     assert trace.mesh is not None and storage.buffer is not None
-    if storage.sharding is None or asked is not storage.sharding:
+    if asked is not None and asked.own:
+        storage.sharding = asked
+    elif storage.sharding is None or asked is not storage.sharding:
         storage.sharding = meshes.sharding_of(storage.buffer, trace.mesh)
 
 
@@ -78,6 +84,8 @@ def take_over(storage: Storage, index: int) -> None:
     _, buffer, _ = trace.inputs[index]
     lies = trace.shardings.get(index)
     if storage.sharding is None and storage.buffer is None:
+        storage.sharding = lies
+    elif (lies is not None and lies.own) or (storage.sharding is not None and storage.sharding.own):
         storage.sharding = lies
     elif storage.sharding is not lies:
         buffer = meshes.put(meshes.whole_of(buffer, storage.layout.size), storage.sharding, storage.layout.size)

@@ -118,28 +118,50 @@ def test_in_place_writes_stay_inside() -> None:
 
 
 @eight_devices
-def test_a_part_does_not_outlive_its_step() -> None:
+def test_a_part_is_there_in_the_next_step_and_cannot_be_read() -> None:
     kept: list[torch.Tensor] = []
 
     def keeps(part: torch.Tensor) -> torch.Tensor:
         kept.append(part + 1)
-        return part
+        return part * weight
 
-    weight = on_device(2).requires_grad_()
-    x = spmd.shard_map(lambda part: keeps(part) * weight, mesh(), ("data",), ("data",))(on_device(4))
+    weight, split = on_device(2).requires_grad_(), spmd.shard_map(keeps, mesh(), ("data",), ("data",))
+    x = split(on_device(4))
     x.sum().backward()
     lazytpu.mark_step()
-    assert x.detach().tolist() == [0.0, 1.0, 0.0, 3.0]
-    for lost in (kept[0], weight.grad):
+    assert x.detach().tolist() == [0.0, 1.0, 0.0, 3.0] and spmd.sharding_of(kept[0]) is None
+    for part in (kept[0], weight.grad):
         with pytest.raises(LazyTPUError) as caught:
-            lost.sum().item()
+            part.sum().item()
         lines = str(caught.value).splitlines()
-        assert lines[0] == "this tensor was another one on each device, and the step in which it was computed is over"
+        assert lines[0] == "this tensor is another one on each device, and cannot be read as one"
         assert lines[2:] == [
-            "  with  f32[2]",
-            "  fix   return it from the function of shard_map (disable_manual_sharding in torch_xla) before the step "
-            "ends; what needs a gradient is an argument of that function",
+            "  with  f32[]",
+            "  fix   return it from the function of shard_map (disable_manual_sharding in torch_xla); what needs a "
+            "gradient is an argument of that function",
         ]
+    with pytest.raises(LazyTPUError, match="has no sharding"):
+        spmd.mark_sharding(kept[0], mesh(), ("data",))
+    again = spmd.shard_map(lambda part: part + kept[0].mul_(2), mesh(), ("data",), ("data",))(on_device(4))
+    assert again.tolist() == [2.0, 5.0, 8.0, 11.0]
+    kept[0].copy_(torch.zeros(2))
+    assert kept[0].tolist() == [0.0, 0.0]
+
+
+@eight_devices
+def test_what_is_read_before_backward_is_no_matter() -> None:
+    losses = []
+    for reads in (False, True):
+        x = on_device(4, 4).requires_grad_()
+        loss = spmd.shard_map(lambda part: spmd.all_reduce(part.exp().sum(), ("data", "model")), mesh(), ("data",), ())(
+            x
+        )
+        if reads:
+            assert loss.item() > 0
+        loss.backward()
+        losses.append(x.grad.cpu())
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(losses[0], 4 * numbers(4, 4).exp())
 
 
 @eight_devices
@@ -168,3 +190,10 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="all_reduce by max has no gradient"):
         most = spmd.shard_map(lambda a: spmd.all_reduce(a, "data", "max"), mesh(), ("data",), ())
         most(x.requires_grad_()).sum().backward()
+
+
+@eight_devices
+def test_what_is_not_finite_is_found_where_the_parts_are_whole() -> None:
+    split = spmd.shard_map(lambda part: part.log(), mesh(), ("data",), ("data",))
+    found = lazytpu.debug.find_nan(lambda: split(on_device(4) - 1))
+    assert found is not None and found.op == "lazytpu.from_parts"

@@ -39,6 +39,8 @@ def named(sharding: Sharding) -> NamedSharding:
 
 @cache
 def _named(sharding: Sharding, topology: target.Topology | None) -> NamedSharding:
+    if sharding.own:
+        return NamedSharding(mesh_of(sharding.mesh), PartitionSpec(sharding.mesh.axis_names))
     entries = [PartitionSpec.UNCONSTRAINED if entry is ... else entry for entry in sharding.entries()]
     return NamedSharding(mesh_of(sharding.mesh), PartitionSpec(*entries))
 
@@ -67,6 +69,8 @@ def known(sharding: NamedSharding, ndim: int, mesh: Mesh | None) -> Sharding:
 
 def padded(x: jax.Array, sharding: Sharding) -> jax.Array:
     """Return an array with zeros at the ends of dimensions that cannot be split evenly."""
+    if sharding.own:
+        return x
     size = sharding.padded(x.shape)
     return (
         x
