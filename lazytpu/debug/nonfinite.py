@@ -86,7 +86,7 @@ class _Search:
         texts = [
             describe(x.layout, contents[x]) if isinstance(x, Value) else f"the scalar {pending.scalar(x)}"
             for x in operands(node)
-            if isinstance(x, Value) or x.dtype != "rng"
+            if (x in contents if isinstance(x, Value) else x.dtype != "rng")
         ]
         made = ", ".join(describe(v.layout, contents[v]) for v in results)
         return NonFinite(node.op.name, node.site, tuple(texts), made, graph=self.graphs)

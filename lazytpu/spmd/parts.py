@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 import torch
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lazytpu.ir import sharding as ir
@@ -179,7 +180,7 @@ def shard_map(function: Callable[..., object], mesh: ir.Mesh, in_specs: Specs, o
             raise ValueError(f"shard_map: {len(gives)} specs for {len(results)} results")
         return tree_unflatten([whole(x, grid, spec) for x, spec in zip(results, gives, strict=True)], tree)
 
-    apart = torch._disable_dynamo(mapped)
+    apart = _disable_dynamo(mapped)
 
     def called(*args: object) -> Arg:
         return apart(*args) if "torch._dynamo" in sys.modules else mapped(*args)  # it takes seconds to import

@@ -101,9 +101,9 @@ def spread(tensors: Sequence[torch.Tensor], root: int, groups: Groups) -> None:
 def of_all(data: T) -> list[T]:
     """Return what each process has, tensors of it on the CPU."""
     _connect()
-    found: list[T | None] = [None] * size()
+    found = [data] * size()
     dist.all_gather_object(found, tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, data))
-    return [x for x in found if x is not None or data is None]
+    return found
 
 
 def meet() -> None:
@@ -135,7 +135,8 @@ def _group(groups: Groups) -> dist.ProcessGroup | None:
 @cache
 def _groups(groups: tuple[tuple[int, ...], ...], world: int) -> dist.ProcessGroup | None:
     made = [dist.new_group(list(group)) for group in groups]
-    return next(one for one, group in zip(made, groups, strict=True) if rank() in group)
+    own: dist.ProcessGroup = next(one for one, group in zip(made, groups, strict=True) if rank() in group)
+    return own
 
 
 def _check_divides(x: torch.Tensor, count: int) -> None:

@@ -14,6 +14,7 @@ import lazytpu
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import op_sharding_of
 from lazytpu.compat.torch_xla.distributed.spmd.xla_sharded_tensor import sharding_spec_of
+from lazytpu.ir.op_schema import Arg
 from lazytpu.runtime import meshes
 from lazytpu.tracing.sharding import sharding_of
 
@@ -26,9 +27,9 @@ _TEXT = re.compile(r"\{devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|(
 _COLORS = ("blue", "green", "red", "magenta", "cyan", "yellow", "white", "bright_black")
 
 
-def visualize_tensor_sharding(t: torch.Tensor, **kwargs: object) -> Table:
+def visualize_tensor_sharding(t: torch.Tensor, **kwargs: Arg) -> Table:
     """Print and return a table of which devices have which part of a tensor; see `visualize_sharding`."""
-    return visualize_sharding(sharding_spec_of(t) or "{replicated}", **kwargs)  # type: ignore[arg-type]
+    return visualize_sharding(sharding_spec_of(t) or "{replicated}", **kwargs)
 
 
 def visualize_sharding(
