@@ -5,6 +5,7 @@ Lightning is in `lightning`.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from lazytpu.tracing.step import mark_step
 def register() -> None:
     """Wait for the libraries."""
     after_import("accelerate.state", _choose_the_device)
+    after_import("accelerate.accelerator", _train_in_float16)
     after_import("accelerate.optimizer", _cut_after_steps)
     after_import("safetensors", _read_to_the_device)
     after_import("safetensors.torch", _open_as_the_package_does)
@@ -50,6 +52,31 @@ def _choose_the_device(state: ModuleType) -> None:
 
     state.PartialState.default_device = property(default_device, doc=theirs.__doc__)
     state.PartialState._prepare_backend = prepare_backend
+
+
+def _train_in_float16(module: ModuleType) -> None:
+    """Make Accelerate take the device for float16, which it refuses to all that are not on a list of its own.
+
+    It is not told of the precision while it looks, and gets what it would have made then.
+    """
+    theirs, states = module.Accelerator.__init__, module.AcceleratorState
+    precision = states.mixed_precision
+
+    def is_ours(state: Any) -> bool:
+        return state.device.type == config.device_name and precision.fget(state) == "fp16"
+
+    @functools.wraps(theirs)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        states.mixed_precision = property(lambda state: "no" if is_ours(state) else precision.fget(state))
+        try:
+            theirs(self, *args, **kwargs)
+        finally:
+            states.mixed_precision = precision
+        if is_ours(self.state):
+            options = self.scaler_handler.to_kwargs() if self.scaler_handler is not None else {}
+            self.native_amp, self.scaler = True, torch.amp.GradScaler(config.device_name, **options)
+
+    module.Accelerator.__init__ = __init__
 
 
 def _cut_after_steps(module: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,35 @@ class AcceleratedOptimizer:
         if self.gradient_state.sync_gradients:
             return self.optimizer.step(closure)
 """
+ACCELERATOR = """
+from accelerate.state import PartialState
+class AcceleratorState(PartialState):
+    def __init__(self, cpu, precision):
+        super().__init__(cpu)
+        self._precision = precision
+    @property
+    def mixed_precision(self):
+        return self._precision
+class Options:
+    def to_kwargs(self):
+        return {"init_scale": 8.0}
+class Accelerator:
+    def __init__(self, cpu=False, mixed_precision="no", scaler_handler=None):
+        self.state, self.scaler_handler = AcceleratorState(cpu, mixed_precision), scaler_handler
+        self.native_amp, self.scaler = self.state.mixed_precision == "bf16", None
+        if self.state.mixed_precision == "fp16" and self.state.device.type not in ("cpu", "cuda"):
+            raise ValueError("fp16 mixed precision requires a device in ...")
+"""
+HALVES = """
+import lazytpu
+from accelerate.accelerator import Accelerator, Options
+
+for precision, cpu in (("no", False), ("bf16", False), ("fp16", False), ("fp16", True)):
+    made = Accelerator(cpu, precision, Options())
+    scale = made.scaler and made.scaler.get_scale()
+    print(made.state.mixed_precision, made.native_amp, made.scaler and made.scaler._device, scale)
+print(Accelerator(mixed_precision="fp16").scaler.get_scale())
+"""
 PROGRAM = """
 import os
 import lazytpu, torch
@@ -61,12 +91,23 @@ for cpu in (False, True):
 """
 
 
-def test_accelerate_takes_the_device_and_ends_its_steps(tmp_path: Path) -> None:
-    package = tmp_path / "accelerate"
+def _with_accelerate(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    package = folder / "accelerate"
     package.mkdir()
-    for name, text in (("__init__", ""), ("state", STATE), ("optimizer", OPTIMIZER)):
+    files = {"__init__": "", "state": STATE, "optimizer": OPTIMIZER, "accelerator": ACCELERATOR}
+    for name, text in files.items():
         (package / f"{name}.py").write_text(text)
-    done = run_code(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}")
+    return run_code(f"import sys; sys.path.insert(0, {str(folder)!r})\n{program}")
+
+
+def test_accelerate_trains_in_float16(tmp_path: Path) -> None:
+    done = _with_accelerate(tmp_path, HALVES)
+    ours = ["no False None None", "bf16 True None None", "fp16 True tpu 8.0", "fp16 False None None", "65536.0"]
+    assert done.stdout.splitlines() == ours, done.stderr
+
+
+def test_accelerate_takes_the_device_and_ends_its_steps(tmp_path: Path) -> None:
+    done = _with_accelerate(tmp_path, PROGRAM)
     launched = ["lazytpu MULTI_GPU tpu:0", "None NO cpu"]  # a process among others, and one that asks for the CPU
     assert done.stdout.splitlines() == ["1", "0", *launched], done.stderr
 
