@@ -1,12 +1,12 @@
 """``nn.DataParallel`` on one device, which scripts for CUDA wrap their model in whatever there is.
 
-Torch splits batches and copies models in C++ that it builds for CUDA alone; over one device these functions move a
-tensor and leave it whole.
+Torch splits batches and copies models in C++ that it builds for CUDA alone, and that needs a GPU; over one device these
+functions move a tensor and leave it whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -49,8 +49,15 @@ def _broadcast_coalesced(
     return [[tensor.to(_own(devices)) for tensor in tensors]]
 
 
+def _unless_cuda(ours: Callable[..., object], theirs: Callable[..., object] | None) -> Callable[..., object]:
+    """Return what takes torch's own function where it was built for CUDA and finds a GPU, and ours otherwise."""
+    if theirs is None:
+        return ours
+    return lambda *args: (theirs if torch.cuda.is_available() else ours)(*args)
+
+
 def register() -> None:
-    """Give torch the functions, unless it was built with its own."""
+    """Give torch the functions."""
     for function in (_scatter, _gather, _broadcast, _broadcast_coalesced):
-        if not hasattr(torch._C, function.__name__):
-            setattr(torch._C, function.__name__, function)
+        name = function.__name__
+        setattr(torch._C, name, _unless_cuda(function, getattr(torch._C, name, None)))

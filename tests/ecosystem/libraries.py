@@ -11,10 +11,28 @@ from pathlib import Path
 
 import torch
 
-from tests.ecosystem import families, fields, geometry, idioms, language, loading, loops, science, training
+from tests.ecosystem import (
+    attention,
+    derivatives,
+    families,
+    fields,
+    geometry,
+    idioms,
+    language,
+    learners,
+    loading,
+    loops,
+    pictures,
+    science,
+    sound,
+    training,
+)  # fmt: skip
 from tests.ecosystem.case import Library, Missing, Outcome, judge, version
 
-_MODULES = (training, loading, fields, language, families, science, geometry, loops, idioms)
+_MODULES = (
+    training, loading, fields, language, attention, families, science, derivatives, geometry, pictures, sound, loops,
+    learners, idioms,
+)  # fmt: skip
 LIBRARIES: list[Library] = [case for module in _MODULES for case in module.LIBRARIES]
 LIMIT_S = 600  # seconds a case may take
 _MARK = "outcome: "

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import comm, data_parallel, gather, replicate, scatter
 
+from lazytpu.torch_backend import data_parallel as data_parallel_module
+
 
 def test_a_wrapped_model_trains_as_the_model(device: torch.device) -> None:
     torch.manual_seed(0)
@@ -48,3 +50,16 @@ def test_the_functions_of_one_device(device: torch.device) -> None:
     assert comm.broadcast(x, [0])[0].is_tpu
     with pytest.raises(RuntimeError, match=r"nn.DataParallel over 2 devices: use lazytpu.spmd.data_parallel"):
         scatter(x, [0, 0])
+
+
+@pytest.mark.parametrize(("has_gpu", "taken"), [(False, "ours"), (True, "theirs")])
+def test_a_build_for_cuda_keeps_its_own_where_it_finds_a_gpu(
+    has_gpu: bool, taken: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("_scatter", "_gather", "_broadcast", "_broadcast_coalesced")
+    for name in names:
+        monkeypatch.setattr(torch._C, name, lambda *args: "theirs", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    data_parallel_module.register()
+    found = torch._C._scatter(torch.ones(2), [0], None, 0, None)
+    assert ("theirs" if found == "theirs" else "ours") == taken
