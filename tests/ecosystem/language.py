@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+import lazytpu
 from tests.ecosystem.case import Library, Numbers
 from tests.ecosystem.steps import drawn, fit
 
@@ -144,6 +145,32 @@ def experts(device: torch.device) -> Numbers:
     return found
 
 
+def decoded(device: torch.device) -> Numbers:
+    """Decode in twelve ways that draw nothing, and count the programs of 40 tokens with a static cache."""
+    model, ids = llama().eval(), torch.tensor([[1, 5, 9, 3, 7], [1, 7, 7, 4, 6]])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)  # so that not every token is the same
+    model, ids = model.to(device), ids.to(device)
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {}, "beams": {"num_beams": 3, "length_penalty": 0.5}, "repetition": {"repetition_penalty": 1.3},
+        "n-grams": {"no_repeat_ngram_size": 2}, "words": {"bad_words_ids": [[5], [7, 8]]}, "length": {"min_length": 14},
+        "biases": {"sequence_bias": [[[6], 2.0], [[7, 9], -3.0]]}, "guidance": {"guidance_scale": 1.5},
+        "suppressed": {"suppress_tokens": [3, 9]}, "no cache": {"use_cache": False},
+        "static": {"cache_implementation": "static"}, "chunks": {"prefill_chunk_size": 3},
+    }  # fmt: skip
+    found = {}
+    for name, options in ways.items():
+        text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, **options)
+        found[name] = float((text.cpu() * torch.arange(1.0, text.shape[1] + 1)).sum())
+    looked_up = model.generate(ids[:1], max_new_tokens=12, prompt_lookup_num_tokens=2, do_sample=False)
+    helped = model.generate(ids[:1], max_new_tokens=12, assistant_model=llama().eval().to(device), do_sample=False)
+    found |= {"looked up": float(looked_up.sum()), "assisted": float(helped.sum())}
+    before = lazytpu.metrics.counter("compile")
+    model.generate(ids, max_new_tokens=40, min_new_tokens=40, do_sample=False, cache_implementation="static")
+    return found | {"few programs": float(lazytpu.metrics.counter("compile") - before <= 4)}
+
+
 def seeds(device: torch.device) -> Numbers:
     """Sample text twice with one seed."""
     model, ids = llama().eval().to(device), torch.tensor([[1, 5, 9, 2]], device=device)
@@ -180,6 +207,15 @@ def checkpointed(device: torch.device) -> Numbers:
             found[name] = trainer.train().training_loss
             found[f"test, {name}"] = trainer.evaluate()["eval_loss"]
     return found
+
+
+def halves(device: torch.device) -> Numbers:
+    """Train in float16 with a gradient scaler; the CPU does without it."""
+    from transformers import Trainer, TrainingArguments
+
+    with TemporaryDirectory() as folder:
+        arguments = _arguments(TrainingArguments, device, folder, fp16=device.type != "cpu", logging_steps=6)
+        return {"loss": Trainer(llama(), arguments, train_dataset=_rows()).train().training_loss}
 
 
 def summaries(device: torch.device) -> Numbers:
@@ -298,7 +334,9 @@ LIBRARIES = [
     Library("transformers", "16 kinds of models trained, from T5 to Mamba, Swin and Wav2Vec2", kinds, rtol=1e-3),
     Library("transformers", "CLIP and LLaVA-NeXT trained", pictures_and_text, rtol=1e-3),
     Library("transformers", "Mixtral trained, in each implementation of its experts", experts, rtol=1e-3),
+    Library("transformers", "generate: 14 ways of decoding, 40 tokens with a static cache", decoded),
     Library("transformers", "generate: sampling repeats with a seed", seeds),
+    Library("transformers", "Trainer: fp16=True", halves, rtol=2e-2, needs=("accelerate",)),
     Library("transformers", "Trainer: gradient checkpointing, label smoothing; torch_compile=True", checkpointed,
             rtol=1e-3, needs=("accelerate",)),
     Library("transformers", "Seq2SeqTrainer: T5 evaluated by what it generates", summaries, rtol=1e-3,

@@ -6,7 +6,7 @@ from tests.ecosystem.case import NUMBER, Script
 
 MAKEMORE, LLAMA, TIMM = "karpathy/makemore", "karpathy/llama2.c", "huggingface/pytorch-image-models"
 DIFFUSERS, TRL = "huggingface/diffusers", "huggingface/trl"
-GANS = "eriklindernoren/PyTorch-GAN"
+GANS, WORDS, AGENTS = "eriklindernoren/PyTorch-GAN", "graykode/nlp-tutorial", "vwxyzjn/cleanrl"
 
 
 def _names(model: str) -> Script:
@@ -51,6 +51,26 @@ def _tuned(script: str, data: str, tried: str) -> Script:
         TRL, "trl/scripts", tuple(arguments.split()), tried, rf"'train_loss': '?{NUMBER}", rtol=1e-2, data=("chats",),
         needs=("trl", "datasets", "accelerate"), label=script,
     )  # fmt: skip
+
+
+def _words(folder: str, name: str, tried: str) -> Script:
+    """Return a script that names no device and ends when its few sentences are learned."""
+    cost = rf"cost =\s+{NUMBER}"
+    return Script(WORDS, folder, (f"{name}.py",), tried, cost, rtol=0.1, options=("--default-device",), label=name)
+
+
+def _agent(name: str, arguments: str, tried: str) -> Script:
+    needs = ("tyro", "gymnasium", "tensorboard")
+    return Script(
+        AGENTS,
+        "",
+        (f"cleanrl/{name}.py", *arguments.split()),
+        tried,
+        r"(SPS:)",
+        options=("--cuda",),
+        needs=needs,
+        label=name,
+    )
 
 
 _TRAIN = "--epochs 2 --lr 0.02 --seed 1 --log-interval 1 --drop-path 0 --no-prefetcher"
@@ -120,6 +140,25 @@ SCRIPTS = [
         options=("--cuda",),
         data=("gans",),
         needs=("torchvision", "scikit-learn"),
+    ),
+    _words("1-1.NNLM", "NNLM", "the first neural language model, 5,000 steps, on the default device"),
+    _words("2-1.TextCNN", "TextCNN", "convolutions over words, 5,000 steps, on the default device"),
+    _words(
+        "4-2.Seq2Seq(Attention)",
+        "Seq2Seq(Attention)",
+        "a loop over RNN and attention, 2,000 steps, on the default device",
+    ),
+    _words("5-1.Transformer", "Transformer", "a Transformer and its attention, 20 steps, on the default device"),
+    _agent("ppo", "--total-timesteps 1024 --num-envs 2 --num-steps 128", "PPO with --cuda, 1,024 steps of CartPole"),
+    _agent(
+        "dqn",
+        "--total-timesteps 600 --learning-starts 200 --buffer-size 1000 --target-network-frequency 50",
+        "DQN with --cuda, 600 steps of CartPole",
+    ),
+    _agent(
+        "sac_continuous_action",
+        "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 100",
+        "SAC with --cuda, 300 steps of Pendulum",
     ),
     _tuned("sft", "tiny", "sft.py: a small Llama, 6 steps"),
     _tuned("dpo", "pairs", "dpo.py: a small Llama, 6 steps"),

@@ -342,6 +342,7 @@ def _call(command: tuple[str, ...], where: Path, work: Path, seen: Path) -> str:
         "MPLBACKEND": "agg",
         "PYTHONUNBUFFERED": "1",
         "LAZYTPU_DISK_CACHE": "0",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # scripts that load what they have saved, arrays of numpy among it
         "LAZYTPU_ECOSYSTEM_SEEN": str(seen),
     }
     try:
