@@ -76,11 +76,9 @@ def forecasts(device: torch.device) -> Numbers:
 
 
 def spikes(device: torch.device) -> Numbers:
-    """Train networks of spiking neurons through surrogate gradients, in two libraries."""
+    """Train a network of spiking neurons through surrogate gradients."""
     import snntorch
     from snntorch import functional, surrogate
-    from spikingjelly.activation_based import functional as jelly
-    from spikingjelly.activation_based import layer, neuron
 
     torch.manual_seed(0)
     first, second = nn.Linear(8, 16).to(device), nn.Linear(16, 3).to(device)
@@ -97,19 +95,7 @@ def spikes(device: torch.device) -> Numbers:
             fired.append(spike)
         return counted(torch.stack(fired), y) + F.cross_entropy(out, y)
 
-    found = {"rates": fit(nn.ModuleList([first, second]), loss, 4)}
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        layer.Conv2d(1, 4, 3, padding=1), layer.BatchNorm2d(4), neuron.LIFNode(), layer.Flatten(), layer.Linear(256, 3)
-    ).to(device)
-    jelly.set_step_mode(net, "m")
-    pictures, kinds = drawn(0, 4, 2, 1, 8, 8).to(device), torch.tensor([0, 1]).to(device)
-
-    def mean_loss() -> torch.Tensor:
-        jelly.reset_net(net)
-        return F.cross_entropy(net(pictures).mean(0), kinds)
-
-    return found | {"spikes": fit(net, mean_loss, 3)}
+    return {"loss": fit(nn.ModuleList([first, second]), loss, 4)}
 
 
 def splines(device: torch.device) -> Numbers:
@@ -128,6 +114,6 @@ def splines(device: torch.device) -> Numbers:
 LIBRARIES = [
     Library("fastai", "a Learner: one cycle, a flat rate, clipping, saving, Ranger and LAMB", learner, rtol=1e-3),
     Library("neuralforecast", "NHITS and an MLP fitted by Lightning, predictions", forecasts),
-    Library("snntorch", "with spikingjelly: spiking networks trained", spikes, rtol=1e-3, needs=("spikingjelly",)),
+    Library("snntorch", "a spiking network trained", spikes, rtol=1e-3),
     Library("pykan", "a Kolmogorov-Arnold network fitted with SGD and L-BFGS", splines, rtol=1e-2),
 ]  # fmt: skip
