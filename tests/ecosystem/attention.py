@@ -1,4 +1,4 @@
-"""Libraries of transformers that are not transformers': cheaper attention, routing, interpretability."""
+"""Libraries of transformers whose attention is cheaper."""
 
 from __future__ import annotations
 
@@ -56,26 +56,7 @@ def cheaper(device: torch.device) -> Numbers:
     return found | {"CoLT5": _trained(routed, drawn(0, 2, 16, 16).to(device), mask=mask)}
 
 
-def hooked(device: torch.device) -> Numbers:
-    """Run a model with its activations kept, and with one of them changed by a hook."""
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    config = HookedTransformerConfig(
-        n_layers=2, d_model=32, n_ctx=16, d_head=8, n_heads=4, d_vocab=32, act_fn="gelu", seed=0, device=str(device)
-    )
-    model = HookedTransformer(config)
-    with torch.no_grad():
-        for seed, parameter in enumerate(model.parameters()):
-            parameter.copy_(0.05 * drawn(seed, *parameter.shape))
-    logits, kept = model.run_with_cache(_tokens(device))
-    halved = [("blocks.0.attn.hook_pattern", lambda value, hook: value * 0.5)]
-    changed = model.run_with_hooks(_tokens(device), fwd_hooks=halved)
-    values = {"logits": logits, "kept": kept["blocks.1.hook_resid_post"], "changed": changed}
-    return {name: value.abs().sum().item() for name, value in values.items()}
-
-
 LIBRARIES = [
     Library("performer-pytorch", "with Linformer, linear attention, Perceiver and CoLT5: trained", cheaper, rtol=1e-3,
             needs=("linformer", "linear-attention-transformer", "perceiver-pytorch", "CoLT5-attention")),
-    Library("transformer-lens", "activations kept, and changed by a hook", hooked, rtol=1e-3),
 ]  # fmt: skip
