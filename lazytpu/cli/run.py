@@ -19,6 +19,7 @@ from lazytpu.cli import cuda_names, late_imports, shims, spawned
 from lazytpu.debug import profiler
 from lazytpu.debug.passes import FLAGS
 from lazytpu.ir.tree import trace
+from lazytpu.torch_backend import tensor_types
 
 # Options end at the script's name; what follows is the script's own.
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
@@ -63,6 +64,7 @@ class Script:
             cuda_names.install(self.target)
         if self.on_default_device:
             torch.set_default_device(lazytpu.device())
+            tensor_types.replace_those_of_torch()
         ended: SystemExit | None = None
         with profiler.trace(self.profile) if self.profile else nullcontext():
             try:

@@ -21,6 +21,7 @@ class _Type(type):
     """The class of the types, whose names have dots: torch reads device and dtype of a type from its name in C."""
 
     dtype: torch.dtype
+    on_cpu: type[torch.Tensor]
 
     def __repr__(cls) -> str:
         return f"<class '{cls.__name__}'>"
@@ -48,21 +49,35 @@ class _Type(type):
             made = torch.empty(sizes, dtype=cls.dtype, device=config.device_name)
         else:
             with torch.device("cpu"):
-                made = getattr(torch, cls.__qualname__)(*args, **kwargs).to(config.device_name)
+                made = cls.on_cpu(*args, **kwargs).to(config.device_name)
         return made
 
 
-def types(module: str) -> dict[str, type]:
+class _TypeOfBoth(_Type):
+    """The class of types that make tensors on the device and recognize those of the CPU too."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return super().__instancecheck__(instance) or isinstance(instance, cls.on_cpu)
+
+
+def types(module: str, kind: type[_Type] = _Type) -> dict[str, type]:
     """Return the types by their names.
 
     Args:
         module: where they are found: ``torch.tpu``.
+        kind: their class.
     """
     made: dict[str, type] = {}
-    for name in (f"{kind}Tensor" for kind in _KINDS):
-        members = {"__module__": module, "__qualname__": name, "layout": torch.strided}
-        made[name] = _Type(f"{module}.{name}", (), members | {"dtype": getattr(torch, name).dtype})
+    for name in (f"{dtype}Tensor" for dtype in _KINDS):
+        on_cpu = getattr(torch, name)
+        members = {"__module__": module, "__qualname__": name, "layout": torch.strided, "on_cpu": on_cpu}
+        made[name] = kind(f"{module}.{name}", (), members | {"dtype": on_cpu.dtype})
     return made
+
+
+def replace_those_of_torch() -> None:
+    """Let ``torch.FloatTensor`` and its like make tensors on the device: they do not ask for torch's default device."""
+    vars(torch).update(types(f"torch.{config.device_name}", _TypeOfBoth))
 
 
 class _Default:

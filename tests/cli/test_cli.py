@@ -107,9 +107,13 @@ def test_the_pending_graph_runs_at_the_end(tmp_path):
 
 
 def test_a_script_that_names_no_device_can_run_on_ours(tmp_path):
-    text = "import torch\nx = torch.ones(2)\nprint(x.device, torch.nn.Linear(2, 1)(x).device)"
-    assert lazytpu_run(tmp_path, text).stdout == "cpu cpu\n"
-    assert lazytpu_run(tmp_path, text, options=("--default-device",)).stdout == "tpu:0 tpu:0\n"
+    text = """
+import torch
+x = torch.ones(2)
+print(x.device, torch.nn.Linear(2, 1)(x).device, torch.nn.Embedding(2, 1)(torch.LongTensor([0, 1])).device)
+"""
+    assert lazytpu_run(tmp_path, text).stdout == "cpu cpu cpu\n"
+    assert lazytpu_run(tmp_path, text, options=("--default-device",)).stdout == "tpu:0 tpu:0 tpu:0\n"
 
 
 def test_modules_and_passes(tmp_path):

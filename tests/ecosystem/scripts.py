@@ -334,7 +334,7 @@ def _call(command: tuple[str, ...], where: Path, work: Path, seen: Path) -> str:
     Raises:
         Failed: its exit code is not 0, or it took too long.
     """
-    paths = (ROOT / "tests/ecosystem/startup", ROOT, work / "minGPT")
+    paths = (ROOT / "tests/ecosystem/startup", ROOT, work / "minGPT", work / "cleanrl")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, paths)),

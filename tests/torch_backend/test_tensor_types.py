@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from lazytpu.torch_backend import tensor_types
+
 
 def test_a_type_makes_what_the_cpus_type_makes() -> None:
     for kind, data in (("Float", [[1.5, 2], [3, 4]]), ("Long", [1, 2]), ("Double", np.arange(3)), ("Bool", [True])):
@@ -77,3 +79,17 @@ def test_memory_is_told_in_words() -> None:
     assert "MiB allocated" in torch.tpu.memory_summary()
     assert torch.tpu.memory_cached() == torch.tpu.memory_allocated()
     assert torch.tpu.OutOfMemoryError is torch.OutOfMemoryError
+
+
+def test_the_types_of_torch_make_tensors_here_once_they_are_replaced(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [name for name in vars(torch) if name.endswith("Tensor") and name in vars(torch.tpu)]
+    for name in names:
+        monkeypatch.setattr(torch, name, getattr(torch, name))  # for it to come back
+    on_cpu = torch.ones(2)
+    tensor_types.replace_those_of_torch()
+    made = torch.LongTensor([[1, 2], [3, 4]])
+    assert made.is_tpu and made.tolist() == [[1, 2], [3, 4]] and torch.FloatTensor(2, 3).is_tpu and len(names) == 10
+    assert isinstance(made, torch.LongTensor) and isinstance(on_cpu, torch.FloatTensor)
+    assert not isinstance(made, torch.FloatTensor) and made.float().type(torch.LongTensor).is_tpu

@@ -7,15 +7,17 @@ handlers that programs install: of SIGTERM, to save a checkpoint before they end
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import threading
 from types import FrameType
 from typing import Any
 
-# The functions in C below the signal module's own, which turn numbers into enums: this is done at every cut.
-_get: Any = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
-_set: Any = getattr(signal.signal, "__wrapped__", signal.signal)
+# The module in C below `signal`, which turns numbers into enums and back for ten times the cost: done at every cut.
+_below = importlib.import_module("_signal")
+_get: Any = _below.getsignal
+_set: Any = _below.signal
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGHUP")  # those that a system has
 _SIGNALS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
 
