@@ -54,6 +54,21 @@ def _choose_the_device(state: ModuleType) -> None:
     state.PartialState._prepare_backend = prepare_backend
 
 
+class _State(Protocol):
+    device: torch.device
+
+
+class _Options(Protocol):
+    def to_kwargs(self) -> dict[str, float]: ...
+
+
+class _Accelerator(Protocol):
+    state: _State
+    scaler_handler: _Options | None
+    native_amp: bool
+    scaler: object
+
+
 def _train_in_float16(module: ModuleType) -> None:
     """Make Accelerate take the device for float16, which it refuses to all that are not on a list of its own.
 
@@ -62,11 +77,11 @@ def _train_in_float16(module: ModuleType) -> None:
     theirs, states = module.Accelerator.__init__, module.AcceleratorState
     precision = states.mixed_precision
 
-    def is_ours(state: Any) -> bool:
-        return state.device.type == config.device_name and precision.fget(state) == "fp16"
+    def is_ours(state: _State) -> bool:
+        return state.device.type == config.device_name and bool(precision.fget(state) == "fp16")
 
     @functools.wraps(theirs)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: _Accelerator, *args: object, **kwargs: object) -> None:
         states.mixed_precision = property(lambda state: "no" if is_ours(state) else precision.fget(state))
         try:
             theirs(self, *args, **kwargs)

@@ -16,8 +16,7 @@ from typing import Any
 
 # The module in C below `signal`, which turns numbers into enums and back for ten times the cost: done at every cut.
 _below = importlib.import_module("_signal")
-_get: Any = _below.getsignal
-_set: Any = _below.signal
+_get, _set = _below.getsignal, _below.signal
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGHUP")  # those that a system has
 _SIGNALS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
 
