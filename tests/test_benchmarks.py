@@ -209,7 +209,8 @@ def test_the_cost_of_metrics_is_measured(tmp_path):
 
 def test_pods_send_what_the_formulas_say_and_are_not_promised_less_than_was_measured() -> None:
     cases = {case.name: case for case in scaling_page.saved()}
-    assert all(f"{model}-fsdp-v5p-{chips}" in cases for model in scaling_page.MODELS for chips in (8, 4096))
+    sizes = (8, 64, 256, 1024, 4096)
+    assert all(f"{model}-fsdp-v5p-{chips}" in cases for model in scaling_page.MODELS for chips in sizes)
     for case in cases.values():
         assert scaling_page.sent(case) == pytest.approx(scaling_page.formula(case), rel=0.02), case.name
         assert case.utilization(case.time_s("compute")) < 80
