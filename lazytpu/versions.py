@@ -94,6 +94,7 @@ PRIVATE_TORCH = (
     "optim.optimizer._foreach_supported_types",
     "serialization.register_package",
     "storage._new_dtypes",
+    "utils._python_dispatch._get_current_dispatch_mode_stack",
     "utils._python_dispatch.is_traceable_wrapper_subclass",
     "utils._pytree.tree_flatten",
     "utils._pytree.tree_leaves",

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from lazytpu.config import config
 from lazytpu.dispatch import exchange, own_device
-from lazytpu.distributed import attention, ddp, dtensor, fsdp, sync_batch_norm
+from lazytpu.distributed import attention, counted, ddp, dtensor, fsdp, sync_batch_norm
 from lazytpu.distributed.process_group import LazyProcessGroup
 from lazytpu.ir.op_schema import Arg
 from lazytpu.runtime import together, world
@@ -23,6 +23,7 @@ def register(name: str = NAME) -> None:
     if dist.is_available() and name.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(name, _made, extended_api=True, devices=[config.device_name])
         if name == NAME:
+            counted.register(LazyProcessGroup)
             ddp.register()
             fsdp.register()
             dtensor.register()

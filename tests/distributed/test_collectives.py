@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
 
 import lazytpu
 from tests.support.ranks import matched, on_ranks
@@ -50,6 +51,25 @@ def test_average_and_scaled_sum_which_gloo_has_not() -> None:
     assert torch.equal(reduced(device, ReduceOp.AVG, torch.float32, 3).cpu(), total / 2)
     scaled = torch.distributed._make_nccl_premul_sum(0.5)
     assert torch.equal(reduced(device, scaled, torch.float32, 3).cpu(), total / 2)
+
+
+@on_ranks(2)
+def test_comm_debug_mode_counts_collectives_as_it_counts_those_of_gloo() -> None:
+    device = lazytpu.device()
+    x, parts = given(device, 4), [given(device, 2) for _ in range(2)]
+    with CommDebugMode() as mode:
+        dist.all_reduce(x)
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        dist.scatter(x[:2], parts if dist.get_rank() == 0 else None)
+        dist.all_gather(parts, parts[0].clone())
+        dist.all_gather_into_tensor(x, parts[0])
+        dist.reduce_scatter_tensor(parts[1], x)
+    dist.all_reduce(x)
+    counts = {op.__name__: count for op, count in mode.get_comm_counts().items()}
+    once = "broadcast_ scatter_ allgather_ _allgather_base_ _reduce_scatter_base_".split()
+    assert counts == {"allreduce_": 2, **dict.fromkeys(once, 1)}
+    assert mode.get_total_counts() == 7
 
 
 @on_ranks(2)
