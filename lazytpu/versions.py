@@ -113,6 +113,7 @@ PRIVATE_WHEN_USED = (
     "distributed._state_dict_utils",
     "distributed.fsdp._fully_shard",
     "distributed.tensor._api",
+    "distributed.tensor.debug._comm_mode",
     "distributed.tensor._dtensor_spec",
     "nested._internal.ops",
     "ops._c10d_functional",
