@@ -104,7 +104,7 @@ def global_runtime_device_attributes() -> list[dict[str, object]]:
 
 def is_spmd() -> bool:
     """Return whether `use_spmd` was called, or a tensor has a sharding."""
-    return bool(world.spmd or meshes.used)
+    return world.is_spmd()
 
 
 def use_spmd(auto: bool | None = False) -> None:

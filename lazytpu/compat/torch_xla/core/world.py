@@ -32,9 +32,14 @@ _REDUCTIONS = {
 }
 
 
+def is_spmd() -> bool:
+    """Return whether the script has asked for SPMD, or a tensor has a sharding."""
+    return bool(spmd or meshes.used)
+
+
 def size() -> int:
     """Return the number of processes: those that torchrun, or `spawn`, has started."""
-    if spmd or meshes.used:
+    if is_spmd():
         return 1
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()

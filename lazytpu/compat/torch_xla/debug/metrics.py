@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla import metrics_format
+from lazytpu.compat.torch_xla.core import world
 from lazytpu.compat.torch_xla.metrics_format import COUNTERS, METRICS, SIZES
 from lazytpu.observe import metrics
 
@@ -59,6 +60,8 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
 
     Times are in nanoseconds, as in torch_xla, sizes in bytes.
     """
+    if name == "ExecuteReplicatedTime" and world.is_spmd():
+        name = "ExecuteTime"  # in SPMD all programs are for all devices
     known = METRICS.get(name) or SIZES.get(name)
     if known is None:
         return None

@@ -12,7 +12,6 @@ from types import EllipsisType
 
 import numpy as np
 import torch
-from torch.distributed import is_initialized
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
@@ -228,7 +227,10 @@ for _name, _of in (
     ("sharding_spec", sharding_spec_of),
     ("partition_spec", partition_spec_of),
     ("mesh_shape", mesh_shape_of),
-    ("placements", lambda tensor: spec_of(tensor).placements if is_initialized() else placements_of(tensor)),
+    (
+        "placements",
+        lambda tensor: spec_of(tensor).placements if LazyTensor.device_type == "xla" else placements_of(tensor),
+    ),
     ("_spec", spec_of),
     ("_cached_spec", cached_spec_of),
 ):
