@@ -9,6 +9,7 @@ import torch
 
 import lazytpu
 from lazytpu import spmd
+from lazytpu.runtime import meshes
 from tests.support.eight_devices import eight_devices
 
 
@@ -282,6 +283,13 @@ def test_parts_have_the_dtype_of_their_tensor() -> None:
         assert {shard.data.dtype for shard in shards} == {dtype}
         whole = torch.cat([shard.data.to(torch.complex64) for shard in shards])
         assert torch.equal(whole, x.cpu().to(torch.complex64))
+
+
+@eight_devices
+def test_the_first_tensor_on_a_mesh_may_be_a_result() -> None:
+    meshes.used.clear()  # as in a process that has marked nothing yet
+    y = spmd.mark_sharding(on_device(8, 4) * 2, mesh(), ("data", "model"))
+    assert torch.equal(y.cpu(), torch.arange(32.0).reshape(8, 4) * 2) and spec_of(y) == ("data", "model")
 
 
 def test_a_string_is_no_spec() -> None:
