@@ -35,7 +35,7 @@ from lazytpu.lowering.loop_rows import Rows, run
 from lazytpu.lowering.loops import rolled
 from lazytpu.lowering.parts import Parts
 from lazytpu.lowering.registry import Kwargs, Results, is_strided, on_one_cpu, rule_of
-from lazytpu.lowering.rounded_products import products_to_keep
+from lazytpu.lowering.rounded_products import products_to_round, rounded_as_is
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
 from lazytpu.lowering.scalar_inputs import ScalarInputs
@@ -68,7 +68,8 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
     waits = reads_before(graph) if on_one_cpu() else {}
     stretches = stretches_of(graph, set(waits))
     overlapping = overlapping_writes(graph)
-    in_memory = links_to_keep(graph) | products_to_keep(graph) if len(graph.nodes) > 1 else frozenset()
+    in_memory = links_to_keep(graph)
+    to_round = products_to_round(graph) if len(graph.nodes) > 1 else frozenset()
     slices = SliceSums(graph)
     parts = Parts(graph)
 
@@ -112,6 +113,9 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
                     values |= _run(nodes[0], args, kwargs, scopes[0], filled)
             for value in [v for node in nodes for v in node.values if v in waits]:  # in order: the same in each process
                 values[value] = after([arrays.given(v) for v in waits[value]], values[value])
+            if to_round:
+                products = [v for node in nodes for v in node.values if v in to_round and v in values]
+                values |= {v: rounded_as_is(values[v]) for v in products}
             if in_memory:
                 values |= {v: kept(values[v]) for node in nodes for v in node.values if v in in_memory}
             for value in ends.get(i, ()):

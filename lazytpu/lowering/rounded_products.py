@@ -1,91 +1,75 @@
-"""Products of which elements are subtracted: ``y - y.amax()`` and ``y.softmax(-1)`` where ``y`` is ``x * 0.1``.
+"""Products that ops add to: ``a * x + b * x``, ``y - y.amax()`` and ``y.softmax(-1)`` where ``y`` is ``x * 0.1``.
 
-XLA on CPUs computes a cheap value anew in the loop of each of its readers, and LLVM makes one instruction of a product
-and the sum that reads it, which leaves out the rounding of the product.  The product less its own maximum is not 0
-then but what the rounding took, of either sign: its root is NaN, and after a product of 1e14 so is a softmax
-(docs/explanation/xla-bugs.md).  Here these products are found; in memory they are what they are for all readers.
+LLVM makes one instruction of a product and the sum that reads it, which leaves out the rounding of the product: what
+cancels on the CPU then leaves what the rounding took, 5e21 in place of 0 for factors of 1e20 and 1e10.  XLA computes a
+cheap value anew in the loop of each of its readers, too, so that a product less its own maximum is not 0, and its root
+is NaN (docs/explanation/xla-bugs.md).  Here the products are found that ops read which add or subtract; `rounded_as_is`
+keeps their rounding at the cost of a comparison, which is none in loops that wait for memory.
+
+Lists of tensors (`torch._foreach_add_`), as optimizers have them, are left as they are: their terms do not cancel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
+import jax
+import jax.numpy as jnp
 import torch
+from jax import lax
 
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.op_schema import Arg
-from lazytpu.ir.tree import Node, Number, Value, operands
-from lazytpu.lowering.registry import on_one_cpu
+from lazytpu.ir.tree import Node, Value, operands
+from lazytpu.lowering.registry import target_platform
 
-aten = torch.ops.aten
-_WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)  # halves are rounded by an instruction
+_WIDE = (torch.float32, torch.float64)  # halves are rounded by an instruction, complex products are sums
 
 # Their results are elements of their operands, but for the sign.
 _PICKING = """
-    abs alias amax amin aminmax as_strided cat clamp clamp_max clamp_min clone constant_pad_nd contiguous cummax cummin
-    detach diagonal expand flip fmax fmin gather index index_select kthvalue masked_fill masked_select max
-    max_pool2d_with_indices maximum median min minimum nanmedian neg permute relu repeat roll select slice sort split
-    split_with_sizes squeeze stack t take topk transpose tril triu unbind unfold unsqueeze view where
+    abs alias as_strided cat clamp clamp_max clamp_min clone constant_pad_nd contiguous copy detach diagonal
+    embedding expand flip fmax fmin gather index index_select maximum minimum neg permute relu repeat roll select
+    slice split split_with_sizes squeeze stack t take threshold transpose tril triu unbind unfold unsqueeze view
+    where
 """.split()
-_SUBTRACTING = "add sub rsub".split()
-_SUBTRACTING_THE_MAXIMUM = "_log_softmax _safe_softmax _softmax _masked_softmax logsumexp".split()
-_DECIDING = """
-    acos acosh asin eq ge gt le log log10 log2 lt ne pow reciprocal rsqrt sign signbit sqrt
-""".split()  # of the difference of two products, as of ``b * b - 4 * a * c``, these want to know whether it is 0
-_NO_PRODUCTS = {"add", "sub", "rsub", "div", "exp", "log", "sqrt"}  # the last instruction of these is another one
+# They add nothing to their operands, or read them from memory, or their rounding hides that of an operand.
+_NOT_ADDING = """
+    _to_copy addmm amax amin any argmax argmin baddbmm bmm ceil convolution convolution_backward cos cosh cummax
+    cummin div dot elu elu_backward eq erf exp exp2 floor ge gelu gelu_backward gt hardtanh_backward isfinite isinf
+    isnan kthvalue le leaky_relu leaky_relu_backward log log10 log2 lt max max_pool2d_with_indices median min mm mul
+    mv native_dropout native_dropout_backward ne nonzero reciprocal round rsqrt sigmoid sigmoid_backward sign silu
+    silu_backward sin sinh sort sqrt tanh tanh_backward threshold_backward topk trunc
+""".split()
+# The last instruction of these is another one.
+_NO_PRODUCTS = """
+    _to_copy add addcdiv addcmul ceil cos div elu exp floor fmod hardtanh_backward leaky_relu leaky_relu_backward lerp
+    log log1p logit reciprocal remainder round rsqrt rsub sigmoid sign sin sqrt sub tanh threshold_backward trunc
+""".split()
+_OF_MATRICES = {"bmm", "mm"}  # products of numbers where the inner size is 1
 
 
-def products_to_keep(graph: Graph) -> frozenset[Value]:
-    """Return the products that are computed once, for all of their readers; none but on one CPU."""
-    if not on_one_cpu():
+def products_to_round(graph: Graph) -> frozenset[Value]:
+    """Return the products that ops read which add something to them; none on TPUs, whose products are rounded."""
+    if target_platform() == "tpu":
         return frozenset()
-    equal = _Equal()
-    parts: dict[Value, frozenset[int]] = {}  # value: the products whose elements it holds
-    differences: dict[Value, frozenset[int]] = {}
-    wanted: set[int] = set()
+    held: dict[Value, frozenset[Value]] = {}  # value: the products whose elements it holds
+    wanted: set[Value] = set()
     for node in graph.nodes:
         name = getattr(getattr(node.op.recorded, "overloadpacket", None), "__name__", "")
-        given = [parts[x] for x in operands(node) if type(x) is Value and x in parts]
-        values = node.results
-        if given and name in _SUBTRACTING_THE_MAXIMUM:
-            wanted |= given[0]
-        elif len(given) == 2 and name in _SUBTRACTING:
-            wanted |= given[0] & given[1]
-            if name != "add":
-                differences |= dict.fromkeys(values, given[0] | given[1])
-        elif name in _DECIDING:
-            wanted.update(*[differences[x] for x in operands(node) if type(x) is Value and x in differences])
-        if given and name in _PICKING:
-            parts |= dict.fromkeys(values, given[0].union(*given))
-        elif values and name not in _NO_PRODUCTS and _is_elementwise(node) and values[0].layout.dtype in _WIDE:
-            parts |= dict.fromkeys(values, frozenset([equal.number(node)]))
-    return frozenset([v for v, held in parts.items() if v in equal.products and held <= wanted])
+        given = [held[x] for x in operands(node) if type(x) is Value and x in held]
+        if name in _PICKING:
+            held |= dict.fromkeys(node.results, frozenset().union(*given)) if given else {}
+            continue
+        if given and name not in _NOT_ADDING and not name.startswith("_foreach_"):
+            wanted.update(*given)
+        if name not in _NO_PRODUCTS and _is_product(node, name):
+            held |= {v: frozenset([v]) for v in node.results if v.layout.dtype in _WIDE}
+    return frozenset(wanted)
 
 
-class _Equal:
-    """Numbers of products: equal ones for what may be equal, as where ``x * 0.1`` is written twice.
-
-    Attributes:
-        products: the values that have one.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self.products: dict[Value, int] = {}
-
-    def number(self, node: Node) -> int:
-        key = node.op, self._key(node.args), self._key([*node.kwargs.items()])
-        number = self._numbers.setdefault(key, len(self._numbers))
-        self.products |= dict.fromkeys(node.results, number)
-        return number
-
-    def _key(self, x: Arg) -> Hashable:
-        if type(x) is Value:
-            return self.products.get(x, x)
-        if type(x) is Number:
-            return x.kind, x.dtype  # each may be the same number
-        return tuple([self._key(e) for e in x]) if isinstance(x, (list, tuple)) else (type(x), x)
-
-
-def _is_elementwise(node: Node) -> bool:
+def _is_product(node: Node, name: str) -> bool:
+    if name in _OF_MATRICES:
+        return type(node.args[0]) is Value and node.args[0].layout.size[-1] == 1
     return torch.Tag.pointwise in getattr(node.op.recorded, "tags", ())
+
+
+def rounded_as_is(x: jax.Array) -> jax.Array:
+    """Return ``x`` such that LLVM makes no instruction that computes it and adds to it at once."""
+    return lax.select(lax.eq(x, x), x, lax.full_like(x, jnp.nan))
