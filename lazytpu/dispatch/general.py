@@ -7,7 +7,7 @@ forms; `generated` makes quicker ones for the common schemas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import NoReturn
 
@@ -29,6 +29,7 @@ META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 COMPOSED = torch._C.DispatchKeySet(torch._C.DispatchKey.VE)  # a device without kernels of its own, not even in Python
 Kernel = Callable[..., object]
 _AS_STRIDED = op_of(aten.as_strided.default)
+_SELECT, _SLICE, _UNBIND = map(op_of, (aten.select.int, aten.slice.Tensor, aten.unbind.int))
 
 
 def record_new(op: Op, bound: Sequence[Arg], *, layouts: tuple[Layout, ...] | None = None) -> Arg:
@@ -140,16 +141,32 @@ def _new_layouts(op: Op, storage: Storage, layout: Layout, args: tuple[object, .
             made = op.overload(sample_in_storage(storage.layout, layout), *args)
         except (RuntimeError, IndexError) as error:  # some messages name the kind of tensor: a meta one
             _raise_as_eager(op, storage, layout, args, error)
-    several = isinstance(made, (list, tuple))
-    layouts = []
-    for index, out in enumerate(made if several else [made]):
-        geometry = geometry_of(out)
-        _check_bounds(geometry, layout.root)
-        if op is _AS_STRIDED:  # speaks of memory, not of the tensor it is called on
-            layouts.append(layout.root.child_at(geometry))
+    if isinstance(made, (list, tuple)):
+        views = _views_of_parts(op, args, made)
+        return tuple([layout.child(*view, geometry_of(out)) for view, out in zip(views, made, strict=True)])
+    geometry = geometry_of(made)
+    _check_bounds(geometry, layout.root)
+    if op is _AS_STRIDED:  # speaks of memory, not of the tensor it is called on
+        return layout.root.child_at(geometry)
+    return layout.child(op, args, geometry)
+
+
+def _views_of_parts(
+    op: Op, args: tuple[Arg, ...], parts: Sequence[torch.Tensor]
+) -> Iterator[tuple[Op, tuple[Arg, ...]]]:
+    """Yield the view op, with its arguments, for each of the parts that an op takes a tensor apart into.
+
+    So a part is read by an op with one result, however many there are.
+    """
+    position = op.positions["dim"] - 1
+    dim = args[position] if position < len(args) else 0
+    stop = 0
+    for i, part in enumerate(parts):
+        if op is _UNBIND:
+            yield _SELECT, (dim, i)
         else:
-            layouts.append(layout.child(op, args, geometry, index if several else None))
-    return tuple(layouts) if several else layouts[0]
+            start, stop = stop, stop + part.shape[dim]
+            yield _SLICE, (dim, start, stop, 1)
 
 
 def _raise_as_eager(op: Op, storage: Storage, layout: Layout, args: tuple[object, ...], error: Exception) -> NoReturn:

@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from lazytpu.ir.graph import Graph
-from lazytpu.ir.op_schema import Arg, aten, op_of
+from lazytpu.ir.op_schema import Arg
 from lazytpu.ir.tree import Node, Number, Value, operands
 from lazytpu.ir.types import TensorType
 from lazytpu.lowering.loop_bodies import LOOP, CopiesError, NotALoopError, loop_of
 from lazytpu.lowering.registry import dynamic_arguments, forced
-from lazytpu.passes.clone import cloned
 
 FEWEST_TURNS = 8
 _FEWEST_NODES = 96  # of all turns
@@ -29,50 +28,19 @@ _FEWEST_ELEMENTWISE = 1000
 _FEWEST_LARGE = 4000
 _LARGE = 1 << 18  # bytes
 _MOST_REJECTED = 32
-_PARTS = {
-    aten.unbind.int: op_of(aten.select.int),
-    aten.split.Tensor: op_of(aten.slice.Tensor),
-    aten.split_with_sizes.default: op_of(aten.slice.Tensor),
-}
 
 
 def rolled(graph: Graph) -> Graph:
     """Return a graph with its loops as nodes; the graph itself where it has none."""
     if len(graph.nodes) < _FEWEST_NODES or graph.checked or graph.mesh or graph.patterns or forced("unrolled"):
         return graph
-    used = {x for node in graph.nodes for x in operands(node)} | {*graph.outputs}
-    nodes = [_one_part(node, used) for node in graph.nodes]
-    loops = _rolled(nodes, {*graph.outputs}, {node: i for i, node in enumerate(nodes)})
-    return graph if loops is None else replace(graph, nodes=tuple(loops))
+    nodes = _rolled([*graph.nodes], {*graph.outputs}, {node: i for i, node in enumerate(graph.nodes)})
+    return graph if nodes is None else replace(graph, nodes=tuple(nodes))
 
 
 def ops_to_compile(graph: Graph) -> int:
     """Return how many ops XLA compiles of a graph: those of the turns of a loop once."""
     return sum(ops_to_compile(node.args[0].body) if node.op is LOOP else 1 for node in rolled(graph).nodes)
-
-
-def _one_part(node: Node, used: set[Value | Number]) -> Node:
-    """Return what gives the one result in use of an op that takes its operand apart: each turn has such an op."""
-    op = node.op.recorded
-    if op not in (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default):
-        return node
-    found = [v for v in node.results if v in used]
-    if len(found) != 1 or len(node.args) < (1 if op is aten.unbind.int else 2):
-        return node
-    (value,) = found
-    x, *sizes = node.args[:1] if op is aten.unbind.int else node.args[:2]
-    rest = node.args[1 + len(sizes) :]
-    dim = rest[0] if rest else node.kwargs.get("dim", 0)
-    at = node.values.index(value)
-    args: tuple[Arg, ...] = (x, dim, at)
-    if sizes:
-        rows = value.layout.size[dim]
-        start = sum(sizes[0][:at]) if isinstance(sizes[0], list) else sizes[0] * at
-        args = (x, dim, start, start + rows, 1)
-    made = cloned(node, args, {}, results=True)
-    made.op, made.values, made.value, made.layout = _PARTS[op], (value,), value, value.layout
-    made.structure = 0
-    return made
 
 
 def _rolled(nodes: list[Node], outputs: set[Value], positions: dict[Node, int]) -> list[Node] | None:

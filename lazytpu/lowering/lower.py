@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from keyword import iskeyword
@@ -62,7 +62,7 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
         positions: of the nodes, where the graph is the body of a loop in another one.
     """
     numbered = zip(graph.nodes, positions or range(len(graph.nodes)), strict=True)
-    position_of = {value: i for node, i in numbered for value in node.results} if config.dump else {}
+    position_of = dict(numbered) if config.dump else {}
     unrolled, graph = graph, rolled(graph)
     first = {(kind, i): start for kind, start, stop in graph.uniform for i in range(start, stop)}
     waits = reads_before(graph) if on_one_cpu() else {}
@@ -88,7 +88,7 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
         sums = slices.call()
         for i, stretch in enumerate(stretches):
             nodes = graph.nodes[stretch.start : stretch.stop]
-            scopes = [scope_name(n.op, n.site, _position(n, position_of)) for n in nodes]
+            scopes = [scope_name(n.op, n.site, position_of.get(n)) for n in nodes]
             if parts and any(map(parts.has, nodes)):
                 for node, scope in zip(nodes, scopes, strict=True):
                     values |= parts.run(node, values, partial(_run_alone, scalars, scope, node in overlapping))
@@ -125,11 +125,6 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
         return (*outputs, report(checks)) if graph.checked else tuple(outputs)
 
     return step
-
-
-def _position(node: Node, known: Mapping[Value, int]) -> int | None:
-    """Return the position of an op in its graph; None for a loop, whose ops have theirs."""
-    return known.get(node.results[0]) if node.results and node.op is not LOOP else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,7 @@ class Layout(TensorType):
     Attributes:
         root: the layout of the whole storage; itself for a root.
         parent: the layout the view op was applied to; None for a root.
-        op: the view op (an `Op`, or the name of one) that leads from ``parent`` here, with ``args``;
-            ``index`` is the position among its results for ops such as ``split``.
+        op: the view op (an `Op`, or the name of one) that leads from ``parent`` here, with ``args``.
         overlapping: two indices may reach one element of memory, here or in a layout on the way to the root.
         children: view op and arguments to the layout (or tuple of layouts) it gives.
         read_key: the key of the node that reads it, without the value that it reads; None before the first read.
@@ -46,7 +45,6 @@ class Layout(TensorType):
         "bits",
         "by_geometry",
         "children",
-        "index",
         "offset",
         "op",
         "overlapping",
@@ -60,7 +58,6 @@ class Layout(TensorType):
     bits: int
     by_geometry: dict[Geometry, Layout]
     children: dict[Hashable, Layout | tuple[Layout, ...]]
-    index: int | None
     offset: int
     op: Op | str
     overlapping: bool
@@ -73,20 +70,20 @@ class Layout(TensorType):
         self.offset, self.bits = offset, bits
         self.overlapping = overlaps(size, stride)
         self.children, self.by_geometry, self.read_key = {}, {}, None
-        self.root, self.parent, self.op, self.args, self.index = self, None, "", (), None
+        self.root, self.parent, self.op, self.args = self, None, "", ()
 
     @property
     def geometry(self) -> Geometry:
         """Sizes, strides, offset, dtype and lazy conjugate and negative bits."""
         return self.size, self.stride, self.offset, self.dtype, self.bits
 
-    def child(self, op: Op | str, args: tuple[Arg, ...], geometry: Geometry, index: int | None = None) -> Layout:
+    def child(self, op: Op | str, args: tuple[Arg, ...], geometry: Geometry) -> Layout:
         """Return the interned layout of this geometry on this root, reached by ``op(self, *args)`` if it is new."""
         known = self.root.geometry_layout(geometry)
         if known is not None:
             return known
         made = Layout(*geometry)
-        made.root, made.parent, made.op, made.args, made.index = self.root, self, op, args, index
+        made.root, made.parent, made.op, made.args = self.root, self, op, args
         made.overlapping = made.overlapping or self.overlapping
         if len(self.root.by_geometry) >= MAX_CHILDREN:
             self.root.by_geometry.clear()

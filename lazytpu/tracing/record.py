@@ -125,14 +125,12 @@ def view_value(source: Value, layout: Layout) -> Value:
             pass
     if node is None:
         node = _record_view(source, layout)
-    value = node.values[layout.index or 0]
-    assert value is not None
-    return value
+    return node.value
 
 
 def _record_view(source: Value, layout: Layout) -> Node:
     op = VIEW_OPS[layout.op] if isinstance(layout.op, str) else layout.op
-    node = record(op, [source, *layout.args], layouts=None if layout.index is not None else (layout,))
+    node = record(op, [source, *layout.args], layouts=(layout,))
     if node.args[0] is source and not any(type(x) is Number for x in operands(node)):
         layout.read_key = (node.key[0], node.key[2:])
     return node

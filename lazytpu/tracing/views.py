@@ -172,18 +172,6 @@ def _as_strided(above: Callable[[], Value], parent: Layout, layout: Layout, valu
     return _record(_AS_STRIDED, parent, above(), value, *layout.args)
 
 
-def _split(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    """Undo split, split_with_sizes or chunk: the part starts where its offset says."""
-    dim = layout.args[1] % len(parent.size) if len(layout.args) > 1 else 0
-    start = (layout.offset - parent.offset) // parent.stride[dim] if parent.stride[dim] else 0
-    return _record(_SLICE, parent, above(), value, dim, start, start + layout.size[dim])
-
-
-def _unbind(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    dim = layout.args[0] if layout.args else 0
-    return _record(_SELECT, parent, above(), value, dim, layout.index)
-
-
 def _view_dtype(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
     return _record(_VIEW_DTYPE, parent, value, parent.dtype)
 
@@ -222,10 +210,6 @@ _INVERSE: dict[str, Inverse] = {
     "slice": _slice,
     "diagonal": _diagonal,
     "as_strided": _as_strided,
-    "split": _split,
-    "split_with_sizes": _split,
-    "chunk": _split,
-    "unbind": _unbind,
     "view_dtype": _view_dtype,
     "view_as_real": _view_as_real,
     "view_as_complex": _view_as_complex,

@@ -28,7 +28,7 @@ from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.fx import AtenInterpreter
 from lazytpu.lowering.registry import Args, Kwargs
 from lazytpu.tensors.layout import Layout
-from lazytpu.tracing.infer import infer, result_layout
+from lazytpu.tracing.infer import result_layout
 from lazytpu.tracing.record import VIEW_OPS
 
 _READ = aten._local_scalar_dense.default
@@ -147,15 +147,8 @@ class Conversion(AtenInterpreter):
             return root
         op = VIEW_OPS[layout.op] if isinstance(layout.op, str) else layout.op
         node = self._record(op, (self._read(root, layout.parent), *layout.args), {})
-        if layout.index is None:
-            node.set_results((layout,), 0)
-        else:
-            node.key = (op, node.args[0], *[tuple(x) if isinstance(x, list) else x for x in layout.args])
-            results, structure, _ = infer(op, node)
-            node.set_results(results, structure)
-        value = node.values[layout.index or 0]
-        assert value is not None
-        return value
+        node.set_results((layout,), 0)
+        return node.value
 
     def body(self, module: torch.fx.GraphModule) -> Subgraph:
         return subgraph_of(module)
