@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from keyword import iskeyword
 from pathlib import Path
@@ -25,13 +25,13 @@ from lazytpu.ir.site import Site
 from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Number, Value, operands
 from lazytpu.ir.types import TensorType
+from lazytpu.lowering import loop_rows
 from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.chains import kept, links_to_keep
 from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
 from lazytpu.lowering.loop_bodies import LOOP
-from lazytpu.lowering.loop_rows import Rows, run
 from lazytpu.lowering.loops import rolled
 from lazytpu.lowering.parts import Parts
 from lazytpu.lowering.registry import Kwargs, Results, is_strided, on_one_cpu, rule_of
@@ -71,13 +71,13 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
     in_memory = links_to_keep(graph)
     to_round = products_to_round(graph) if len(graph.nodes) > 1 else frozenset()
     slices = SliceSums(graph)
-    parts = Parts(graph)
+    parts = Parts(graph) if graph.parts else None
 
     def step(
         inputs: Sequence[jax.Array], floats: jax.Array | None, ints: jax.Array | None, complexes: jax.Array | None
     ) -> tuple[jax.Array, ...]:
         scalars = ScalarInputs({"f": floats, "i": ints, "c": complexes}, first)
-        arrays = _Arrays(dict(zip(graph.inputs, inputs, strict=True)), scalars, Rows())
+        arrays = _Arrays(dict(zip(graph.inputs, inputs, strict=True)), scalars)
         values = arrays.values
         last, awaited = _last_uses(graph, stretches, waits), {v for reads in waits.values() for v in reads}
         ends: dict[int, list[Value]] = {}
@@ -89,7 +89,7 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
         for i, stretch in enumerate(stretches):
             nodes = graph.nodes[stretch.start : stretch.stop]
             scopes = [scope_name(n.op, n.site, position_of.get(n)) for n in nodes]
-            if parts and any(map(parts.has, nodes)):
+            if parts is not None and any(map(parts.has, nodes)):
                 for node, scope in zip(nodes, scopes, strict=True):
                     values |= parts.run(node, values, partial(_run_alone, scalars, scope, node in overlapping))
             elif graph is not unrolled and (by_rows := arrays.by_rows(nodes[0], scopes[0])) is not None:
@@ -120,7 +120,7 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
                 values |= {v: kept(values[v]) for node in nodes for v in node.values if v in in_memory}
             for value in ends.get(i, ()):
                 values.pop(value, None)
-                arrays.rows.known.pop(value, None)
+                arrays.rows.pop(value, None)
         outputs = _concatenated([arrays.given(v) for v in graph.outputs], graph.concatenated)
         return (*outputs, report(checks)) if graph.checked else tuple(outputs)
 
@@ -133,12 +133,12 @@ class _Arrays:
 
     values: dict[Value, jax.Array]
     scalars: ScalarInputs
-    rows: Rows
+    rows: loop_rows.Rows = field(default_factory=dict)
 
     def given(self, x: Arg) -> Arg:
         """Return an argument of a node, with arrays in place of values and scalar inputs."""
         if type(x) is Value:
-            return self.values[x] if x in self.values else self.rows.array(x)
+            return self.values[x] if x in self.values else loop_rows.row(self.rows, x)
         if type(x) is Number:
             return self.scalars[x]
         if isinstance(x, list):
@@ -154,9 +154,9 @@ class _Arrays:
         call: Callable[[], dict[Value, jax.Array]]
         if node.op is LOOP:
             body = function_of(node.args[0].body, node.args[0].positions)
-            call = partial(run, node, body, self.rows, self.given, self.scalars.arrays)
-        elif self.rows.can_take(node):
-            call = partial(self.rows.take, node, self.given)
+            call = partial(loop_rows.run, node, body, self.rows, self.given, self.scalars.arrays)
+        elif loop_rows.can_take(self.rows, node):
+            call = partial(loop_rows.take, self.rows, node, self.given)
         else:
             return None
         return call_rule(node.op, node.site, scope, "", call)
@@ -206,7 +206,7 @@ def _run_alone(
     scalars: ScalarInputs, scope: str, overlaps: bool, node: Node, values: dict[Value, jax.Array]
 ) -> dict[Value, jax.Array]:
     """Lower one node from the arrays of its operands: return its values with their arrays."""
-    arrays = _Arrays(values, scalars, Rows())
+    arrays = _Arrays(values, scalars)
     if is_by_element(node):
         return lower_rows([node], arrays.given, {*node.results}, partial(_lower_element, {node: scope}))
     args, kwargs = arrays.arguments(node)

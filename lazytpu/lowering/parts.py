@@ -29,9 +29,6 @@ class Parts:
     def __init__(self, graph: Graph) -> None:
         self._values, self._graph = graph.parts, graph
 
-    def __bool__(self) -> bool:
-        return bool(self._values)
-
     def has(self, node: Node) -> bool:
         """Return whether a node takes or gives such a value."""
         return any(x in self._values for x in (*node.results, *operands(node)))

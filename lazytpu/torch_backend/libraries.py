@@ -89,7 +89,8 @@ def _train_in_float16(module: ModuleType) -> None:
             states.mixed_precision = precision
         if is_ours(self.state):
             options = self.scaler_handler.to_kwargs() if self.scaler_handler is not None else {}
-            self.native_amp, self.scaler = True, torch.amp.GradScaler(config.device_name, **options)
+            made: Callable[..., object] = torch.amp.GradScaler
+            self.native_amp, self.scaler = True, made(config.device_name, **options)
 
     module.Accelerator.__init__ = __init__
 

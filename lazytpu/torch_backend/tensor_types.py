@@ -49,7 +49,7 @@ class _Type(type):
             made = torch.empty(sizes, dtype=cls.dtype, device=config.device_name)
         else:
             with torch.device("cpu"):
-                made = cls.on_cpu(*args, **kwargs).to(config.device_name)
+                made = cast(Callable[..., torch.Tensor], cls.on_cpu)(*args, **kwargs).to(config.device_name)
         return made
 
 
