@@ -59,7 +59,7 @@ class _State(Protocol):
 
 
 class _Options(Protocol):
-    def to_kwargs(self) -> dict[str, float]: ...
+    def to_kwargs(self) -> dict[str, Any]: ...
 
 
 class _Accelerator(Protocol):
