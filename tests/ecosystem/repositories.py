@@ -143,12 +143,6 @@ SCRIPTS = [
     ),
     _words("1-1.NNLM", "NNLM", "the first neural language model, 5,000 steps, on the default device"),
     _words("2-1.TextCNN", "TextCNN", "convolutions over words, 5,000 steps, on the default device"),
-    _words(
-        "4-2.Seq2Seq(Attention)",
-        "Seq2Seq(Attention)",
-        "a loop over RNN and attention, 2,000 steps, on the default device",
-    ),
-    _words("5-1.Transformer", "Transformer", "a Transformer and its attention, 20 steps, on the default device"),
     _agent("ppo", "--total-timesteps 1024 --num-envs 2 --num-steps 128", "PPO with --cuda, 1,024 steps of CartPole"),
     _agent(
         "dqn",
