@@ -149,11 +149,6 @@ SCRIPTS = [
         "--total-timesteps 600 --learning-starts 200 --buffer-size 1000 --target-network-frequency 50",
         "DQN with --cuda, 600 steps of CartPole",
     ),
-    _agent(
-        "sac_continuous_action",
-        "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 100",
-        "SAC with --cuda, 300 steps of Pendulum",
-    ),
     _tuned("sft", "tiny", "sft.py: a small Llama, 6 steps"),
     _tuned("dpo", "pairs", "dpo.py: a small Llama, 6 steps"),
 ]
