@@ -22,6 +22,7 @@ from lazytpu.runtime.host.interrupts import uninterrupted
 from lazytpu.runtime.transfers import finished
 
 _T = TypeVar("_T")
+_COMPILING = [*map(metrics.timer, ("lower", "compile", "load"))]
 _SHORTENED_AT = 2  # the run of an executable before which jax has made what it calls
 
 
@@ -82,13 +83,18 @@ def start(executable: Executable, donated: list[Buffer], retained: list[Buffer],
     timed = step_statistics.measuring() and usage.is_due()
     if timed:
         timed = finished([*donated, *retained])
+    compiling = sum([series.total for series in _COMPILING]) if executable.interpreted else 0.0  # rules of single ops
     began = time.perf_counter()
     with jax.enable_x64(True):
         try:
             outputs: Sequence[Buffer] = executable.compiled(donated, retained, *scalars)
         except jax.errors.JaxRuntimeError as error:
             raise failure(ExecutionError, "could not run", executable.graph, error) from error
-    metrics.add_time("interpret" if executable.interpreted else "dispatch", time.perf_counter() - began)
+    taken = time.perf_counter() - began
+    if executable.interpreted:
+        metrics.add_time("interpret", taken - sum([series.total for series in _COMPILING]) + compiling)
+    else:
+        metrics.add_time("dispatch", taken)
     if timed and finished(outputs):
         run_s = time.perf_counter() - began
         usage.run_s = run_s if usage.runs <= 2 else 0.5 * (usage.run_s + run_s)

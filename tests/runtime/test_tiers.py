@@ -257,6 +257,31 @@ def test_interpreted_is_compiled(name: str, device: torch.device) -> None:
         torch.testing.assert_close(a.cpu(), b.cpu(), equal_nan=True)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_recurrent_cells_are_interpreted_with_kernels(
+    kind: type[nn.LSTMCell | nn.GRUCell], dtype: torch.dtype, bias: bool, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    cell, x = kind(3, 4, bias=bias).to(dtype), torch.randn(2, 3).to(dtype)
+    found = []
+    for where in ("cpu", device):
+        cell, given = cell.to(where), x.to(where).detach().clone().requires_grad_()
+        cell.zero_grad()
+        state = cell(given)
+        for _ in range(2):
+            state = cell(given, state)
+        sum(s.float().pow(2).sum() for s in (state if isinstance(state, tuple) else [state])).backward()
+        found.append([given.grad, *[p.grad for p in cell.parameters()]])
+        found[-1] = [grad.cpu() for grad in found[-1]]
+    assert counts("compile", "compile_op") == (0, 0)
+    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance)
+    assert min(lazytpu.metrics.timers()["cut"][1], lazytpu.metrics.timers()["interpret"][1]) > 0
+
+
 def test_results_share_no_memory(device: torch.device) -> None:
     x = torch.zeros(4).to(device)
     y, z = x.view(2, 2).clone(), x + 0
