@@ -62,6 +62,7 @@ from lazytpu.frontends.scan.scan_layers import scan_layers
 from lazytpu.observe import metrics
 from lazytpu.runtime.client import platform
 from lazytpu.runtime.disk_cache import store as cache
+from lazytpu.runtime.host import garbage as _garbage
 from lazytpu.runtime.host import leaving as _leaving
 from lazytpu.torch_backend import default_dtype as _default_dtype
 from lazytpu.torch_backend.device import device, device_count, is_available
@@ -77,6 +78,7 @@ _call.register()
 _hooks.register(_backend)
 _default_dtype.register()
 _leaving.register()
+_garbage.register()
 if _dist.is_available():
     from lazytpu.distributed import backend as _process_groups
 

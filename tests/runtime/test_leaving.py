@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 import time
+from types import FunctionType
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from lazytpu.runtime.host import leaving
 
 def test_threads_at_work_end_and_others_stay(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # pytest's is Python too, and raised in like the rest
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     begun, event, ended = threading.Event(), threading.Event(), []
 
     def work() -> None:
@@ -56,3 +60,44 @@ def test_a_thread_that_sleeps_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
     assert asleep.wait(20)
     leaving._end_threads()
     assert thread.is_alive() and 0 < len(raised) < 40
+
+
+def test_nothing_is_said_of_exits() -> None:
+    said: list[object] = []
+    hook = leaving._but_for_exits(said.append)
+    try:
+        try:
+            raise SystemExit
+        except SystemExit as exit:
+            raise RuntimeError("Error calling __set_name__") from exit  # as Python does where a class is defined
+    except RuntimeError as error:
+        of_exit = error
+    for error in (SystemExit(), of_exit, ValueError()):
+        hook(threading.ExceptHookArgs((type(error), error, None, None)))
+    assert [type(given.exc_value) for given in said] == [ValueError]  # type: ignore[attr-defined]
+
+
+def test_threads_in_a_compile_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They use no time of their own while XLA's threads compile, and would abort the process when these are done."""
+    monkeypatch.setattr(leaving, "_raise_in", lambda *given: None)
+    monkeypatch.setattr(leaving, "_WITH_XLA", (__file__,))
+    inside = threading.Event()
+
+    def compile() -> None:
+        assert torch is not None
+        inside.set()
+        time.sleep(1)
+
+    thread = threading.Thread(target=compile, daemon=True)
+    thread.start()
+    assert inside.wait(20)
+    leaving._end_threads()
+    assert not thread.is_alive()
+
+
+def test_the_collector_calls_nothing_of_jax_in_python() -> None:
+    """What a signal's handler raised in there was printed and lost."""
+    ours = [callback for callback in gc.callbacks if getattr(callback, "func", None) is not None]
+    assert len(ours) == 1 and ours[0].args[0].__name__ == "collect_garbage"
+    assert not [c for c in gc.callbacks if isinstance(c, FunctionType) and c.__module__.startswith("jax")]
+    assert gc.collect(0) >= 0

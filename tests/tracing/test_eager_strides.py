@@ -57,6 +57,13 @@ def test_results_lie_as_on_the_cpu(size, stride, device):
     assert found == {name: function(x).stride() for name, function in functions.items()}
 
 
+def test_solutions_lie_as_on_the_cpu(device):
+    for size, rows in (((3, 5), 2), ((2, 3, 3), 4), ((2, 60, 80), 3)):
+        a, b = torch.full(size, 0.5), torch.ones(*size[:-1], rows)
+        want = torch.linalg.lstsq(a, b).solution.stride()
+        assert torch.linalg.lstsq(a.to(device), b.to(device)).solution.stride() == want, size
+
+
 def test_small_strides_nest_as_large_ones_do():
     assert eager_strides._scaled((64, 1, 50), (100, 6400, 1), (3, 1, 2)) == (4, 12, 1)
     assert eager_strides._scaled((3, 50, 64), (0, 64, 1), (4, 2, 3)) == (0, 3, 1)

@@ -11,11 +11,18 @@ import ctypes
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
-_AT_MOST_S, _BETWEEN_S = 5.0, 0.05
-_IDLE_LOOKS = 6  # after which a thread that used no processor time is left alone
+import jax
+
+_AT_MOST_S, _COMPILING_AT_MOST_S, _BETWEEN_S = 5.0, 10.0, 0.05
+_IDLE_LOOKS = 6  # after which a thread that used no processor time is left alone, if it is not in XLA
+_WITH_XLA = (str(Path(jax.__file__).parent), str(Path(__file__).parents[2]))
 _WAITS = {threading.__file__, *(getattr(sys.modules.get(name), "__file__", None) for name in ("queue", "selectors"))}
+_Told = TypeVar("_Told", threading.ExceptHookArgs, "sys.UnraisableHookArgs")
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
@@ -30,16 +37,41 @@ def _end_threads() -> None:
     frames = sys._current_frames()
     working = [t for t in threading.enumerate() if t.daemon and _works(t, frames.get(t.ident or 0))]
     used, idle = dict.fromkeys(working, -1.0), dict.fromkeys(working, 0)
-    deadline = time.monotonic() + _AT_MOST_S
-    while working and time.monotonic() < deadline:  # more than once: a bare `except` or a callback may swallow it
+    start = time.monotonic()
+    if working:
+        sys.unraisablehook = _but_for_exits(sys.unraisablehook)
+        threading.excepthook = _but_for_exits(threading.excepthook)
+    while working:  # more than once: a bare `except` or a callback may swallow it
         for thread in working:
             _raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         working[0].join(_BETWEEN_S)
-        working = [thread for thread in working if thread.is_alive()]
+        working, frames = [thread for thread in working if thread.is_alive()], sys._current_frames()
+        left_s = time.monotonic() - start
         for thread in working:
             before, used[thread] = used[thread], _processor_time(thread)
-            idle[thread] = 0 if used[thread] > before else idle[thread] + 1
+            in_xla = _is_in_xla(frames.get(thread.ident or 0))
+            idle[thread] = 0 if used[thread] > before or in_xla else idle[thread] + 1
+            if left_s > (_COMPILING_AT_MOST_S if in_xla else _AT_MOST_S):
+                idle[thread] = _IDLE_LOOKS
         working = [thread for thread in working if idle[thread] < _IDLE_LOOKS]
+
+
+def _but_for_exits(hook: Callable[[_Told], object]) -> Callable[[_Told], None]:
+    """Return a hook that says nothing of a SystemExit, or of what Python made of one, as where it defines a class."""
+
+    def quiet(given: _Told) -> None:
+        error = given.exc_value
+        while error is not None and not isinstance(error, SystemExit):
+            error = error.__cause__ or error.__context__
+        if error is None and not issubclass(given.exc_type, SystemExit):
+            hook(given)
+
+    return quiet
+
+
+def _is_in_xla(frame: FrameType | None) -> bool:
+    """Return whether a thread may be in C++ of XLA, where it may wait for other threads: as in a compile."""
+    return frame is not None and frame.f_code.co_filename.startswith(_WITH_XLA)
 
 
 def _processor_time(thread: threading.Thread) -> float:
