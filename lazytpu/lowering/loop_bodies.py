@@ -1,14 +1,14 @@
-"""The body of a loop, made from the nodes of all its turns; `loops` finds these.
+"""The body of a loop, made from the nodes of all its iterations; `loops` finds these.
 
-Between turns may differ
+Between iterations may differ
 
-* operands: what the turn before has made (or the one before that) is carried; what no turn makes is either one for all
-  turns, or each turn has its own,
+* operands: what the iteration before has made (or the one before that) is carried; what no iteration makes is either
+  one for all, or each has its own,
 * numbers from Python, and the integers by which slices are taken (``x[:, t]``).
 
-What each turn has its own of is laid side by side.  Where that is what the turns of an earlier loop have made, as for
-gradients, the array is there already (loop_rows.py); where it would be the weights of the layers of a deep model, the
-copies could cost more than the loop saves, and there is none.
+What each iteration has its own of is laid side by side.  Where that is what the iterations of an earlier loop have
+made, as for gradients, the array is there already (loop_rows.py); where it would be the weights of the layers of a deep
+model, the copies could cost more than the loop saves, and there is none.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from lazytpu.ir.types import TensorType
 from lazytpu.lowering.registry import dynamic_arguments
 from lazytpu.passes.clone import cloned
 
-_MOST_COPIED = 1 / 32  # of the bytes that the turns make, for inputs laid side by side
+_MOST_COPIED = 1 / 32  # of the bytes that the iterations make, for inputs laid side by side
+_MOST_UNNEEDED = 1 << 26  # bytes
 _INDEX = TensorType((), (), torch.int64)
 _COUNTS = {"f": 0, "i": 1, "c": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
-    """What a node runs that stands for equal turns.  Its arguments are lists of values.
+    """What a node runs that stands for equal iterations.  Its arguments are lists of values.
 
     Attributes:
-        body: one turn.  Its inputs are what is carried, what is the same for all turns, what each turn has its own of,
-            and the integers that vary; its outputs what is carried on, and what is kept of each turn.
-        turns: how many.
-        integers: for each integer that varies its values, turn by turn.
-        numbers: by kind, for each number of the body its place in the array of the graph, turn by turn.
+        body: one iteration.  Its inputs are what is carried, what is the same for all iterations, what each has its own
+            of, and the integers that vary; its outputs what is carried on, and what is kept of each iteration.
+        iterations: how many.
+        integers: for each integer that varies its values, iteration by iteration.
+        numbers: by kind, for each number of the body its place in the array of the graph, iteration by iteration.
         carried: how many values are.
-        last: results of the node that are what is carried out of the last turn: which.
-        kept: the others: which of the arrays that are kept of each turn, and of which turn.
-        positions: of the nodes of the body in the graph, in the first turn.
+        last: results of the node that are what is carried out of the last iteration: which.
+        kept: the others: which of the arrays that are kept of each iteration, and of which iteration.
+        positions: of the nodes of the body in the graph, in the first iteration.
     """
 
     body: Graph
-    turns: int
+    iterations: int
     integers: tuple[tuple[int, ...], ...]
     numbers: dict[str, np.ndarray]
     carried: int
@@ -63,36 +64,38 @@ LOOP = Op(cast(torch._ops.OpOverload, _NAME), cast(torch._ops.OpOverload, _NAME)
 
 
 class NotALoopError(Exception):
-    """Turns take their operands from elsewhere than the turn before did."""
+    """Iterations take their operands from elsewhere than the iteration before did."""
 
 
 class CopiesError(Exception):
     """Much would have to be laid side by side."""
 
 
-def loop_of(inside: Sequence[Node], period: int, turns: int, needed: set[Value], positions: dict[Node, int]) -> Node:
+def loop_of(
+    inside: Sequence[Node], period: int, iterations: int, needed: set[Value], positions: dict[Node, int]
+) -> Node:
     """Return the node that stands for nodes that repeat themselves.
 
     Args:
-        inside: the nodes of all turns.
-        period: how many a turn has.
-        turns: how many there are.
+        inside: the nodes of all iterations.
+        period: how many an iteration has.
+        iterations: how many there are.
         needed: values that something outside reads.
         positions: of nodes in the graph.
 
     Raises:
         NotALoopError, CopiesError: there is no such node.
     """
-    return _Builder(inside, period, turns).node(needed, positions)
+    return _Builder(inside, period, iterations).node(needed, positions)
 
 
 @dataclass(slots=True)
 class _Carried:
-    """A result of an earlier turn, as the body reads it.
+    """A result of an earlier iteration, as the body reads it.
 
     Attributes:
-        given: what the first turns read instead, one value a turn.
-        inputs: of the body: the result of the turn before, of the one before that, and so on.
+        given: what the first iterations read instead, one value an iteration.
+        inputs: of the body: the result of the iteration before, of the one before that, and so on.
     """
 
     result: Value
@@ -102,12 +105,12 @@ class _Carried:
 
 @dataclass(slots=True)
 class _Builder:
-    """Makes the body of a loop from the nodes of all turns."""
+    """Makes the body of a loop from the nodes of all iterations."""
 
     inside: Sequence[Node]
     period: int
-    turns: int
-    made: dict[Value, tuple[int, int, int]] = field(default_factory=dict)  # turn, place in it, index of the result
+    iterations: int
+    made: dict[Value, tuple[int, int, int]] = field(default_factory=dict)  # iteration, place in it, index of the result
     local: dict[tuple[int, int], Value] = field(default_factory=dict)  # (place, index): the body's
     carried: dict[Hashable, _Carried] = field(default_factory=dict)
     constant: dict[Value, Value] = field(default_factory=dict)
@@ -116,7 +119,7 @@ class _Builder:
     numbers: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
 
     def node(self, needed: set[Value], positions: dict[Node, int]) -> Node:
-        """Return the node that stands for the turns."""
+        """Return the node that stands for the iterations."""
         for i, node in enumerate(self.inside):
             for index, value in enumerate(node.values):
                 if value is not None:
@@ -126,12 +129,18 @@ class _Builder:
         self._refuse_copies()
         last: dict[Value, tuple[int, int]] = {}
         kept: dict[tuple[int, int], dict[int, Value]] = {}
-        for place, index in self.local:
-            turns = {t: v for t in range(self.turns) if (v := self._at(t, place).values[index]) in needed and v}
-            if [*turns] == [self.turns - 1]:
-                last[turns[self.turns - 1]] = (place, index)
-            elif turns:
-                kept[place, index] = turns
+        unneeded = 0  # bytes of rows that are kept beside those that something needs
+        for (place, index), result in self.local.items():
+            iterations = {
+                t: v for t in range(self.iterations) if (v := self._at(t, place).values[index]) in needed and v
+            }
+            if [*iterations] == [self.iterations - 1]:
+                last[iterations[self.iterations - 1]] = (place, index)
+            elif iterations:
+                kept[place, index] = iterations
+                unneeded += result.layout.nbytes * (self.iterations - len(iterations))
+        if unneeded > _MOST_UNNEEDED:
+            raise CopiesError
         chains = self._chains(last)
         carried = [
             (value, given) for chain in chains for value, given in zip(chain.inputs, chain.given[::-1], strict=True)
@@ -139,38 +148,42 @@ class _Builder:
         following = [v for chain in chains for v in (self._result(chain), *chain.inputs[:-1])]
         ends = {self._key(chain): sum(len(c.inputs) for c in chains[:i]) for i, chain in enumerate(chains)}
         inputs = [v for v, _ in carried] + [*self.constant.values(), *self.own.values(), *self.integers.values()]
-        tables = {k: np.array([*table], np.int32).reshape(-1, self.turns).T for k, table in self.numbers.items()}
+        tables = {k: np.array([*table], np.int32).reshape(-1, self.iterations).T for k, table in self.numbers.items()}
         nf, ni, nc = (table.shape[1] for table in tables.values())
         rows = [*kept]
         loop = Loop(
             Graph(tuple(body), tuple(inputs), (*following, *[self.local[at] for at in rows]), (), (nf, ni, nc)),
-            self.turns,
+            self.iterations,
             tuple(self.integers),
             tables,
             len(carried),
             {value: ends[at] for value, at in last.items()},
-            {value: (rows.index(at), turn) for at, turns in kept.items() for turn, value in turns.items()},
+            {
+                value: (rows.index(at), iteration)
+                for at, iterations in kept.items()
+                for iteration, value in iterations.items()
+            },
             tuple([positions[node] for node in self.inside[: self.period]]),
         )
         return _node(loop, [given for _, given in carried], [*self.constant], [*map(list, self.own)], self.inside[0])
 
-    def _at(self, turn: int, place: int) -> Node:
-        return self.inside[turn * self.period + place]
+    def _at(self, iteration: int, place: int) -> Node:
+        return self.inside[iteration * self.period + place]
 
     def _cloned(self, place: int) -> Node:
-        """Return the node of the body for one place of the turns."""
-        turns = [self._at(turn, place) for turn in range(self.turns)]
-        node = turns[0]
-        found = iter([self._operand(place, xs) for xs in zip(*map(operands, turns), strict=True)])
+        """Return the node of the body for one place of the iterations."""
+        iterations = [self._at(iteration, place) for iteration in range(self.iterations)]
+        node = iterations[0]
+        found = iter([self._operand(place, xs) for xs in zip(*map(operands, iterations), strict=True)])
         args = [_filled(x, found) for x in node.args]
         kwargs = {name: _filled(x, found) for name, x in node.kwargs.items()}
         varying = {*dynamic_arguments(node.op.recorded)}
         for i, x in enumerate(node.args):
             if type(x) is int and node.op.arguments[i].name in varying:
-                args[i] = self._integer([turn.args[i] for turn in turns])
+                args[i] = self._integer([iteration.args[i] for iteration in iterations])
         for name, x in node.kwargs.items():
             if type(x) is int and name in varying:
-                kwargs[name] = self._integer([turn.kwargs[name] for turn in turns])
+                kwargs[name] = self._integer([iteration.kwargs[name] for iteration in iterations])
         made = cloned(node, tuple(args), kwargs, results=False)
         self.local.update(((place, i), value) for i, value in enumerate(made.values) if value is not None)
         return made
@@ -181,7 +194,7 @@ class _Builder:
         return self.integers.setdefault(tuple(values), Value(None, 0, _INDEX))
 
     def _operand(self, place: int, xs: Sequence[Value | Number]) -> Value | Number:
-        """Return what the body has for an operand, of which each turn has its own."""
+        """Return what the body has for an operand, of which each iteration has its own."""
         if type(xs[0]) is Number:
             return self._number(cast(Sequence[Number], xs))
         values = cast("tuple[Value, ...]", tuple(xs))
@@ -191,9 +204,9 @@ class _Builder:
             return self.own.setdefault(values, _input(values[0]))
         if values[-1] not in self.made:
             raise NotALoopError
-        turn, at, index = self.made[values[-1]]
-        before = self.turns - 1 - turn
-        expected = [self._at(t - before, at).values[index] for t in range(before, self.turns)]
+        iteration, at, index = self.made[values[-1]]
+        before = self.iterations - 1 - iteration
+        expected = [self._at(t - before, at).values[index] for t in range(before, self.iterations)]
         if [*values[before:]] != expected or any(x in self.made for x in values[:before]):
             raise NotALoopError
         if not before:
@@ -219,7 +232,7 @@ class _Builder:
         return Number(kind, known, first.dtype)
 
     def _refuse_copies(self) -> None:
-        """Raise where inputs of the graph that would be laid side by side are large beside what the turns make."""
+        """Raise where inputs of the graph that would be laid side by side are large beside what the iterations make."""
         copied = sum(v.layout.nbytes for values in self.own for v in {*values} if v.node is None)
         if copied > _MOST_COPIED * sum(v.layout.nbytes for v in self.made):
             raise CopiesError
@@ -232,7 +245,7 @@ class _Builder:
         return self.local[self._key(chain)]
 
     def _chains(self, last: dict[Value, tuple[int, int]]) -> list[_Carried]:
-        """Return what is carried: what later turns read, and what something outside needs of the last turn."""
+        """Return what is carried: what later iterations read, and what something outside needs of the last one."""
         chains = [*self.carried.values()]
         there = {self._key(chain) for chain in chains}
         for place, index in last.values():

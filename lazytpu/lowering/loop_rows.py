@@ -1,6 +1,7 @@
-"""Run a `Loop` as ``lax.scan``; and what its turns make, one row of an array each, which is taken apart only if needed.
+"""Run a `Loop` as ``lax.scan``.
 
-Whoever needs the results of all turns, as a later loop or ``torch.stack`` do, gets the array as it is.
+What its iterations make is an array with a row for each, which is taken apart only if needed: whoever needs the results
+of all of them, as a later loop or ``torch.stack`` do, gets the array as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lazytpu.dtypes import to_numpy
 from lazytpu.ir.op_schema import Arg
 from lazytpu.ir.tree import Node, Value
 from lazytpu.lowering.loop_bodies import Loop
-from lazytpu.lowering.loops import FEWEST_TURNS
+from lazytpu.lowering.loops import FEWEST_ITERATIONS
 
 aten = torch.ops.aten
 Function: TypeAlias = Callable[..., tuple[jax.Array, ...]]
@@ -39,7 +40,7 @@ def can_take(rows: Rows, node: Node) -> bool:
     """Return whether a node puts rows side by side, or takes an array apart into many."""
     op = node.op.recorded
     if op is aten.unbind.int:
-        return len(node.values) >= FEWEST_TURNS
+        return len(node.values) >= FEWEST_ITERATIONS
     if op not in (aten.stack.default, aten.cat.default) or node.natural is not None:
         return False
     values = node.args[0]
@@ -98,17 +99,17 @@ def run(
     array_of: Callable[[Value], jax.Array],
     scalars: Mapping[str, jax.Array | None],
 ) -> dict[Value, jax.Array]:
-    """Run the turns of a loop.
+    """Run the iterations of a loop.
 
     Args:
         node: what stands for them.
         body: its body as a function.
-        rows: takes what is kept of each turn.
+        rows: takes what is kept of each iteration.
         array_of: gives the arrays of the values that the loop needs.
         scalars: the arrays of numbers of the graph, by kind.
 
     Returns:
-        What is carried out of the last turn.
+        What is carried out of the last iteration.
     """
     loop: Loop
     loop, given, constant, own = node.args
@@ -118,19 +119,19 @@ def run(
     integers = [np.array(values, np.int64) for values in loop.integers]
     numbers = [_elements(scalars[kind], places) for kind, places in loop.numbers.items()]
 
-    def body_of_turn(carry: list[jax.Array], of_turn: Arg) -> tuple[list[jax.Array], list[jax.Array]]:
-        own, integers, numbers = of_turn
+    def iteration(carry: list[jax.Array], of_iteration: Arg) -> tuple[list[jax.Array], list[jax.Array]]:
+        own, integers, numbers = of_iteration
         results = body([*carry, *constants, *own, *integers], *numbers)
         results = tuple([lax.convert_element_type(x, x.dtype) for x in results])  # no weak types: they have to stay
         return [*results[: loop.carried]], [*results[loop.carried :]]
 
-    last, kept = lax.scan(body_of_turn, carry, (each, integers, numbers), length=loop.turns)
-    rows.update((value, (kept[which], turn)) for value, (which, turn) in loop.kept.items())
+    last, kept = lax.scan(iteration, carry, (each, integers, numbers), length=loop.iterations)
+    rows.update((value, (kept[which], iteration)) for value, (which, iteration) in loop.kept.items())
     return {value: last[which] for value, which in loop.last.items()}
 
 
 def _first(value: Value | None, like: Value, array_of: Callable[[Value], jax.Array]) -> jax.Array:
-    """Return what is carried into the first turn; zeros where that reads nothing."""
+    """Return what is carried into the first iteration; zeros where that reads nothing."""
     if value is None:
         return jnp.zeros(like.layout.size, to_numpy(like.layout.dtype))
     x = array_of(value)
@@ -138,5 +139,5 @@ def _first(value: Value | None, like: Value, array_of: Callable[[Value], jax.Arr
 
 
 def _elements(array: jax.Array | None, places: np.ndarray) -> jax.Array | None:
-    """Return the numbers [turns, n] at ``places`` of an array; None where there are none."""
+    """Return the numbers [iterations, n] at ``places`` of an array; None where there are none."""
     return None if array is None or not places.size else array[places]

@@ -3,7 +3,7 @@
 A loop over time steps is as many copies of its body, and XLA compiles each of them.  Here a stretch of nodes that
 repeats itself at least eight times becomes one node, a `Loop`, which lowers to ``lax.scan``: compiled in the time of
 one body, forward and backward.  Nodes are equal that do the same to operands of equal types; loop_bodies.py says what
-may differ between the turns.
+may differ between the iterations.
 """
 
 from __future__ import annotations
@@ -21,29 +21,51 @@ from lazytpu.ir.types import TensorType
 from lazytpu.lowering.loop_bodies import LOOP, CopiesError, NotALoopError, loop_of
 from lazytpu.lowering.registry import dynamic_arguments, forced
 
-FEWEST_TURNS = 8
-_FEWEST_NODES = 96  # of all turns
-# Where XLA fuses the turns they run faster than a loop, all the more if their arrays do not fit into a cache.
+FEWEST_ITERATIONS = 8
+_FEWEST_NODES = 96  # of all iterations
+# Where XLA fuses the iterations they run faster than a loop, all the more if their arrays do not fit into a cache.
 _FEWEST_ELEMENTWISE = 1000
 _FEWEST_LARGE = 4000
 _LARGE = 1 << 18  # bytes
 _MOST_REJECTED = 32
+_MOST_COPIED = 1 / 4  # of the bytes that the iterations make
 
 
 def rolled(graph: Graph) -> Graph:
     """Return a graph with its loops as nodes; the graph itself where it has none."""
     if len(graph.nodes) < _FEWEST_NODES or graph.checked or graph.mesh or graph.patterns or forced("unrolled"):
         return graph
-    nodes = _rolled([*graph.nodes], {*graph.outputs}, {node: i for i, node in enumerate(graph.nodes)})
-    return graph if nodes is None else replace(graph, nodes=tuple(nodes))
+    positions = {node: i for i, node in enumerate(graph.nodes)}
+    left: set[Node] = set()
+    while True:
+        nodes = _rolled([*graph.nodes], {*graph.outputs}, positions, left)
+        if nodes is None:
+            return graph
+        loops = [node for node in nodes if node.op is LOOP]
+        rows = {value for node in loops for value in node.args[0].kept}
+        copying = [node.args[0] for node in loops if _copies(node, rows)]
+        if not copying:
+            return replace(graph, nodes=tuple(nodes))
+        for loop in copying:
+            start, length = loop.positions[0], loop.iterations * len(loop.body.nodes)
+            left.update(graph.nodes[start : start + length])
+
+
+def _copies(node: Node, rows: set[Value]) -> bool:
+    """Return whether a loop needs copies, side by side, of much that no other loop gives it so."""
+    loop = node.args[0]
+    copied = sum(v.layout.nbytes for values in node.args[3] for v in {*values} - rows)
+    made = sum(v.layout.nbytes for inside in loop.body.nodes for v in inside.results)
+    return bool(copied > _MOST_COPIED * made * loop.iterations)
 
 
 def ops_to_compile(graph: Graph) -> int:
-    """Return how many ops XLA compiles of a graph: those of the turns of a loop once."""
+    """Return how many ops XLA compiles of a graph: those of the iterations of a loop once."""
     return sum(ops_to_compile(node.args[0].body) if node.op is LOOP else 1 for node in rolled(graph).nodes)
 
 
-def _rolled(nodes: list[Node], outputs: set[Value], positions: dict[Node, int]) -> list[Node] | None:
+def _rolled(nodes: list[Node], outputs: set[Value], positions: dict[Node, int], left: set[Node]) -> list[Node] | None:
+    """Return the nodes with loops in place of what repeats itself; ``left`` is in none of them."""
     numbers: dict[Hashable, int] = {}
     alike = np.array([numbers.setdefault(_signature(node), len(numbers)) for node in nodes])
     found = False
@@ -53,7 +75,7 @@ def _rolled(nodes: list[Node], outputs: set[Value], positions: dict[Node, int]) 
         if not stretches or len(rejected) > _MOST_REJECTED:
             return nodes if found else None
         stretch = max(stretches, key=lambda x: (x.saved, -x.period))
-        loop = _loop_in(nodes, stretch, outputs, positions)
+        loop = _loop_in(nodes, stretch, outputs, positions, left)
         if loop is None:
             rejected.add((stretch.start, stretch.period))
             continue
@@ -67,33 +89,33 @@ def _rolled(nodes: list[Node], outputs: set[Value], positions: dict[Node, int]) 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Nodes ``start`` to ``start + period * turns``, of which each is like the one ``period`` before it."""
+    """Nodes ``start`` to ``start + period * iterations``, of which each is like the one ``period`` before it."""
 
     start: int
     period: int
-    turns: int
+    iterations: int
 
     @property
     def saved(self) -> int:
         """Nodes that need not be compiled."""
-        return self.period * (self.turns - 1)
+        return self.period * (self.iterations - 1)
 
 
 def _stretches(alike: np.ndarray) -> Iterator[_Stretch]:
     """Yield the stretches that repeat themselves often enough."""
-    for period in range(1, len(alike) // FEWEST_TURNS + 1):
+    for period in range(1, len(alike) // FEWEST_ITERATIONS + 1):
         same = alike[:-period] == alike[period:]
-        if np.count_nonzero(same) < max(period * (FEWEST_TURNS - 1), _FEWEST_NODES - period):
+        if np.count_nonzero(same) < max(period * (FEWEST_ITERATIONS - 1), _FEWEST_NODES - period):
             continue
         edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
-            turns = (int(stop - start) + period) // period
-            if turns >= FEWEST_TURNS and turns * period >= _FEWEST_NODES:
-                yield _Stretch(int(start), period, turns)
+            iterations = (int(stop - start) + period) // period
+            if iterations >= FEWEST_ITERATIONS and iterations * period >= _FEWEST_NODES:
+                yield _Stretch(int(start), period, iterations)
 
 
 def _signature(node: Node) -> Hashable:
-    """Return what nodes have in common that may stand for one another in turns of a loop."""
+    """Return what nodes have in common that may stand for one another in iterations of a loop."""
     if node.op is LOOP:
         return node
     varying = {*dynamic_arguments(node.op.recorded)}
@@ -122,20 +144,22 @@ def _part(x: Arg, varying: bool = False) -> Hashable:
 
 
 def _loop_in(
-    nodes: list[Node], stretch: _Stretch, outputs: set[Value], positions: dict[Node, int]
+    nodes: list[Node], stretch: _Stretch, outputs: set[Value], positions: dict[Node, int], left: set[Node]
 ) -> tuple[Node, int, int] | None:
     """Return the node for a stretch, or for most of it, and which nodes it stands for; None where they are no loop."""
-    for first, left in ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1)):  # the first turns may find other operands
-        turns = stretch.turns - first - left
-        start, stop = stretch.start + first * stretch.period, stretch.start + (first + turns) * stretch.period
-        if turns < FEWEST_TURNS or turns * stretch.period < _FEWEST_NODES:
+    for first, left in ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1)):  # the first iterations may find other operands
+        iterations = stretch.iterations - first - left
+        start, stop = stretch.start + first * stretch.period, stretch.start + (first + iterations) * stretch.period
+        if iterations < FEWEST_ITERATIONS or iterations * stretch.period < _FEWEST_NODES:
             continue
         inside = nodes[start:stop]
+        if not left.isdisjoint(inside):
+            continue
         if not _pays(inside, stretch.period):
             return None
         needed = {x for node in (*nodes[:start], *nodes[stop:]) for x in operands(node) if type(x) is Value}
         try:
-            return loop_of(inside, stretch.period, turns, needed | outputs, positions), start, stop
+            return loop_of(inside, stretch.period, iterations, needed | outputs, positions), start, stop
         except NotALoopError:
             continue
         except CopiesError:
@@ -144,7 +168,7 @@ def _loop_in(
 
 
 def _pays(inside: Sequence[Node], period: int) -> bool:
-    """Return whether the turns are more than what XLA fuses into one another."""
+    """Return whether the iterations are more than what XLA fuses into one another."""
     body = inside[:period]
     if not all(torch.Tag.pointwise in getattr(n.op.recorded, "tags", ()) or n.op.is_view for n in body):
         return True

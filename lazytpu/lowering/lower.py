@@ -150,7 +150,7 @@ class _Arrays:
         return [self.given(x) for x in node.args], {k: self.given(x) for k, x in node.kwargs.items()}
 
     def by_rows(self, node: Node, scope: str) -> dict[Value, jax.Array] | None:
-        """Run a loop, or what takes the results of all its turns as they are; return None for other nodes."""
+        """Run a loop, or what takes the results of all its iterations as they are; return None for other nodes."""
         call: Callable[[], dict[Value, jax.Array]]
         if node.op is LOOP:
             body = function_of(node.args[0].body, node.args[0].positions)

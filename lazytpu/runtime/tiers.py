@@ -3,9 +3,9 @@
 On CPUs a graph is interpreted until it comes for the ``config.compile_after``-th time, as a training step does.  One
 that returns after more than eight other graphs were interpreted is one of many, as each length of a text is: compiling
 all of them takes minutes, so such a return counts an eighth.  So may one of a very large graph, as of a text that was
-written without a read: XLA took two minutes for thousands of ops that are interpreted in two seconds.  The turns of a
-loop count once, as they are compiled.  What decides is a count, never a clock, so a program does the same in each run
-with the same disk cache.
+written without a read: XLA took two minutes for thousands of ops that are interpreted in two seconds.  The iterations
+of a loop count once, as they are compiled.  What decides is a count, never a clock, so a program does the same in each
+run with the same disk cache.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from lazytpu.lowering.loop_bodies import LOOP, Loop
 from lazytpu.lowering.loops import ops_to_compile, rolled
 from lazytpu.tracing.reading import pending_graph
 
-TURNS = 20
+ITERATIONS = 20
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -29,27 +29,27 @@ def loops_of(graph: Graph) -> list[Loop]:
 
 
 def recurrent(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Carry a state, read a slice in each turn, keep what each turn makes."""
+    """Carry a state, read a slice in each iteration, keep what each iteration makes."""
     h, found = torch.zeros_like(x[:, 0]), []
-    for t in range(TURNS):
+    for t in range(ITERATIONS):
         h = torch.tanh(x[:, t] @ w + h @ w.t() + 0.01 * t)
         found.append(h.softmax(-1))
     return torch.stack(found, 1)
 
 
 def from_behind(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Read the parts of a list from its end, the state of two turns before, and join the results."""
+    """Read the parts of a list from its end, the state of two iterations before, and join the results."""
     parts, states = x.unbind(1), [torch.zeros_like(x[:, 0]), torch.ones_like(x[:, 0])]
-    for t in range(TURNS):
-        h = torch.tanh(parts[TURNS - 1 - t] + states[-2] @ w)
+    for t in range(ITERATIONS):
+        h = torch.tanh(parts[ITERATIONS - 1 - t] + states[-2] @ w)
         states.append(h - h.mean(-1, keepdim=True))
     return torch.cat(states[2:], 0)
 
 
 def writing(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Write each turn's result into a buffer that the next one reads."""
+    """Write each iteration's result into a buffer that the next one reads."""
     out = torch.zeros_like(x)
-    for t in range(TURNS):
+    for t in range(ITERATIONS):
         before = out[:, t - 1] * 0.5
         out[:, t] = torch.tanh(x[:, t] @ w + before).cumsum(-1)
     return out
@@ -69,7 +69,7 @@ FUNCTIONS = [recurrent, from_behind, writing, summing]
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_values_and_gradients_are_those_of_the_cpu(function: Function, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(size, generator=generator) * 0.5 for size in ((3, TURNS, 4), (4, 4))]
+    given = [torch.randn(size, generator=generator) * 0.5 for size in ((3, ITERATIONS, 4), (4, 4))]
     there = [x.to(device).requires_grad_() for x in given]
     result = function(*there)
     result.pow(2).sum().backward()
@@ -96,7 +96,7 @@ def test_random_numbers_are_those_of_the_unrolled_graph(device: torch.device, mo
         return y
 
     y = dropped()
-    assert [loop.turns for loop in loops_of(pending_graph())] == [30]
+    assert [loop.iterations for loop in loops_of(pending_graph())] == [30]
     y = y.cpu()
     monkeypatch.setattr(lazytpu.config, "lowerings", "unrolled")
     unrolled = dropped()
@@ -104,7 +104,7 @@ def test_random_numbers_are_those_of_the_unrolled_graph(device: torch.device, mo
     torch.testing.assert_close(y, unrolled.cpu())
 
 
-def test_numbers_may_differ_in_any_way_between_turns(device: torch.device) -> None:
+def test_numbers_may_differ_in_any_way_between_iterations(device: torch.device) -> None:
     def stepped(x: torch.Tensor) -> torch.Tensor:
         for i in range(24):
             x = (x * (1.0, -0.5, 0.25)[i % 3] + i * i).cumsum(0) / (1 + i)
@@ -114,7 +114,7 @@ def test_numbers_may_differ_in_any_way_between_turns(device: torch.device) -> No
     x = torch.linspace(-1, 1, 6)
     result = stepped(x.to(device))
     (loop,) = loops_of(pending_graph())
-    assert loop.turns == 24 and {kind for kind, places in loop.numbers.items() if places.size} == {"f", "i"}
+    assert loop.iterations == 24 and {kind for kind, places in loop.numbers.items() if places.size} == {"f", "i"}
     torch.testing.assert_close(result.cpu(), stepped(x))
 
 
@@ -132,7 +132,7 @@ def test_a_loop_in_a_loop(device: torch.device) -> None:
     result = nested(x.to(device))
     (outer,) = loops_of(pending_graph())
     (inner,) = loops_of(outer.body)
-    assert outer.turns == 9 and inner.turns >= 15
+    assert outer.iterations == 9 and inner.iterations >= 15
     torch.testing.assert_close(result.cpu(), nested(x), rtol=1e-5, atol=1e-6)
 
 
@@ -146,13 +146,28 @@ def test_layers_with_weights_of_their_own_and_short_chains_stay_as_they_are(devi
     assert not loops_of(pending_graph())
 
 
-def test_programs_are_as_long_for_any_number_of_turns(device: torch.device) -> None:
-    def decay(x: torch.Tensor, turns: int) -> str:
-        for _ in range(turns):
+def test_what_would_be_copied_for_the_most_part_stays_as_it_is(device: torch.device) -> None:
+    x, scale = torch.ones(1 << 17).to(device), torch.ones(1).to(device).requires_grad_()
+    y = x
+    for _ in range(60):
+        y = torch.sin(y * scale) + x
+    (y * y).sum().backward()
+    assert not loops_of(pending_graph())  # the gradient would need all that the forward pass, which XLA fuses, made
+
+    few = [x]
+    for i in range(200):
+        y = torch.softmax(few[0] * 0.5, 0)
+        few = [y, *few[1:], y] if i in (20, 150) else [y, *few[1:]]
+    assert not loops_of(pending_graph(tuple(few)))  # 100 MB would be kept for three results
+
+
+def test_programs_are_as_long_for_any_number_of_iterations(device: torch.device) -> None:
+    def decay(x: torch.Tensor, iterations: int) -> str:
+        for _ in range(iterations):
             x = torch.softmax(x * 0.9, -1) + x.mean()
         return lazytpu.hlo_text(x)
 
-    lengths = {turns: decay(torch.ones(4, 8).to(device), turns).count("\n") for turns in (40, 400)}
+    lengths = {iterations: decay(torch.ones(4, 8).to(device), iterations).count("\n") for iterations in (40, 400)}
     assert abs(lengths[40] - lengths[400]) < 10
 
 
