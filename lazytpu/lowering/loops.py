@@ -28,7 +28,7 @@ _FEWEST_ELEMENTWISE = 1000
 _FEWEST_LARGE = 4000
 _LARGE = 1 << 18  # bytes
 _MOST_REJECTED = 32
-_MOST_COPIED = 1 / 4  # of the bytes that the iterations make
+_MOST_COPIED = 1 / 16  # of the bytes that the iterations make
 
 
 def rolled(graph: Graph) -> Graph:
@@ -147,9 +147,9 @@ def _loop_in(
     nodes: list[Node], stretch: _Stretch, outputs: set[Value], positions: dict[Node, int], left: set[Node]
 ) -> tuple[Node, int, int] | None:
     """Return the node for a stretch, or for most of it, and which nodes it stands for; None where they are no loop."""
-    for first, left in ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1)):  # the first iterations may find other operands
-        iterations = stretch.iterations - first - left
-        start, stop = stretch.start + first * stretch.period, stretch.start + (first + iterations) * stretch.period
+    for before, behind in ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1)):  # the first iterations may find other operands
+        iterations = stretch.iterations - before - behind
+        start, stop = stretch.start + before * stretch.period, stretch.start + (before + iterations) * stretch.period
         if iterations < FEWEST_ITERATIONS or iterations * stretch.period < _FEWEST_NODES:
             continue
         inside = nodes[start:stop]

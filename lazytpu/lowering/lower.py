@@ -114,8 +114,9 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
             for value in [v for node in nodes for v in node.values if v in waits]:  # in order: the same in each process
                 values[value] = after([arrays.given(v) for v in waits[value]], values[value])
             if to_round:
-                products = [v for node in nodes for v in node.values if v in to_round and v in values]
-                values |= {v: rounded_as_is(values[v]) for v in products}
+                for node, scope in zip(nodes, scopes, strict=True):
+                    for v in [v for v in node.results if v in to_round and v in values]:
+                        values[v] = call_rule(node.op, node.site, scope, "", partial(rounded_as_is, values[v]))
             if in_memory:
                 values |= {v: kept(values[v]) for node in nodes for v in node.values if v in in_memory}
             for value in ends.get(i, ()):
