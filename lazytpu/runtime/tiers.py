@@ -60,7 +60,8 @@ def interpret_again(graph: Graph) -> bool:
         return False
     seen = _seen.find(graph.key)
     if seen is None:
-        _seen.keep(graph.key, seen := _Seen(0, _runs[0], ops_to_compile(graph)))
+        ops = len(graph.nodes)
+        _seen.keep(graph.key, seen := _Seen(0, _runs[0], ops if ops <= _LARGE else ops_to_compile(graph)))
     near = _runs[0] - seen.last <= _NEARBY
     larger = max(1.0, seen.ops / _LARGE)
     seen.eighths += max(1, int(_FAR_RETURNS / larger**2)) if near else 1
