@@ -1,6 +1,6 @@
 """The body of a loop, made from the nodes of all its iterations; `loops` finds these.
 
-Between iterations may differ
+Iterations may differ in
 
 * operands: what the iteration before has made (or the one before that) is carried; what no iteration makes is either
   one for all, or each has its own,
@@ -27,10 +27,9 @@ from lazytpu.ir.types import TensorType
 from lazytpu.lowering.registry import dynamic_arguments
 from lazytpu.passes.clone import cloned
 
-_MOST_COPIED = 1 / 32  # of the bytes that the iterations make, for inputs laid side by side
+_MOST_INPUTS_COPIED = 1 / 32  # of the bytes that the iterations make, for inputs laid side by side
 _MOST_UNNEEDED = 1 << 26  # bytes
 _INDEX = TensorType((), (), torch.int64)
-_COUNTS = {"f": 0, "i": 1, "c": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,12 +40,12 @@ class Loop:
         body: one iteration.  Its inputs are what is carried, what is the same for all iterations, what each has its own
             of, and the integers that vary; its outputs what is carried on, and what is kept of each iteration.
         iterations: how many.
-        integers: for each integer that varies its values, iteration by iteration.
-        numbers: by kind, for each number of the body its place in the array of the graph, iteration by iteration.
-        carried: how many values are.
-        last: results of the node that are what is carried out of the last iteration: which.
-        kept: the others: which of the arrays that are kept of each iteration, and of which iteration.
-        positions: of the nodes of the body in the graph, in the first iteration.
+        integers: for each integer that varies, its value in each iteration.
+        numbers: by kind, the places [iterations, n] in the array of the graph of the n numbers that the body takes.
+        carried: how many values are carried from one iteration to the next.
+        last: results of the node that the last iteration carries out; maps each to its position among the carried.
+        kept: the other results; maps each to the array of rows that holds it, and to its iteration.
+        positions: of the body's nodes in the graph, as the first iteration has them.
     """
 
     body: Graph
@@ -68,7 +67,7 @@ class NotALoopError(Exception):
 
 
 class CopiesError(Exception):
-    """Much would have to be laid side by side."""
+    """The loop would have to copy or keep much more than its iterations need."""
 
 
 def loop_of(
@@ -116,7 +115,7 @@ class _Builder:
     constant: dict[Value, Value] = field(default_factory=dict)
     own: dict[tuple[Value, ...], Value] = field(default_factory=dict)
     integers: dict[tuple[int, ...], Value] = field(default_factory=dict)
-    numbers: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    numbers: dict[str, dict[tuple[int, ...], int]] = field(default_factory=lambda: {kind: {} for kind in "fic"})
 
     def node(self, needed: set[Value], positions: dict[Node, int]) -> Node:
         """Return the node that stands for the iterations."""
@@ -124,7 +123,6 @@ class _Builder:
             for index, value in enumerate(node.values):
                 if value is not None:
                     self.made[value] = (i // self.period, i % self.period, index)
-        self.numbers = {kind: {} for kind in _COUNTS}
         body = [self._cloned(place) for place in range(self.period)]
         self._refuse_copies()
         last: dict[Value, tuple[int, int]] = {}
@@ -174,7 +172,7 @@ class _Builder:
         """Return the node of the body for one place of the iterations."""
         iterations = [self._at(iteration, place) for iteration in range(self.iterations)]
         node = iterations[0]
-        found = iter([self._operand(place, xs) for xs in zip(*map(operands, iterations), strict=True)])
+        found = iter([self._operand(xs) for xs in zip(*map(operands, iterations), strict=True)])
         args = [_filled(x, found) for x in node.args]
         kwargs = {name: _filled(x, found) for name, x in node.kwargs.items()}
         varying = {*dynamic_arguments(node.op.recorded)}
@@ -193,7 +191,7 @@ class _Builder:
             return values[0]
         return self.integers.setdefault(tuple(values), Value(None, 0, _INDEX))
 
-    def _operand(self, place: int, xs: Sequence[Value | Number]) -> Value | Number:
+    def _operand(self, xs: Sequence[Value | Number]) -> Value | Number:
         """Return what the body has for an operand, of which each iteration has its own."""
         if type(xs[0]) is Number:
             return self._number(cast(Sequence[Number], xs))
@@ -234,7 +232,7 @@ class _Builder:
     def _refuse_copies(self) -> None:
         """Raise where inputs of the graph that would be laid side by side are large beside what the iterations make."""
         copied = sum(v.layout.nbytes for values in self.own for v in {*values} if v.node is None)
-        if copied > _MOST_COPIED * sum(v.layout.nbytes for v in self.made):
+        if copied > _MOST_INPUTS_COPIED * sum(v.layout.nbytes for v in self.made):
             raise CopiesError
 
     def _key(self, chain: _Carried) -> tuple[int, int]:

@@ -218,11 +218,16 @@ def _moment(name: str, seed: int, use: bool) -> list[str]:
         ended = child.wait()
         if begun is None or ended.status != -9:
             return [f"{name} {seed}: ended before it was killed: {ended.problem}"]
-        checked = in_child(_check, name, place, use, timeout_s=60)
-        texts = [*checked.said[0], checked.problem] if checked.said else [checked.problem]
-        return [f"{name} {seed}: {text}" for text in filter(None, texts)]
+        return _wrong_after(f"{name} {seed}", name, place, use)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _wrong_after(label: str, name: str, place: Path, use: bool) -> list[str]:
+    """Return what a process finds wrong with what a killed one has left, each behind a label."""
+    checked = in_child(_check, name, place, use, timeout_s=60)
+    texts = [*checked.said[0], checked.problem] if checked.said else [checked.problem]
+    return [f"{label}: {text}" for text in filter(None, texts)]
 
 
 @timed
@@ -256,9 +261,7 @@ def _at_byte(most: int) -> list[str]:
         ended = Child(_save_up_to, place, most).wait()
         if ended.status not in (0, -signal.SIGXFSZ) or (not ended.status and most < _BYTES // 4):
             return [f"{most} bytes: {ended.problem or 'it was not killed'}"]
-        checked = in_child(_check, "manager", place, True, timeout_s=60)
-        texts = [*checked.said[0], checked.problem] if checked.said else [checked.problem]
-        return [f"{most} bytes: {text}" for text in filter(None, texts)]
+        return _wrong_after(f"{most} bytes", "manager", place, True)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

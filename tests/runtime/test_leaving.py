@@ -44,20 +44,26 @@ def test_threads_at_work_end_and_others_stay(device: torch.device, monkeypatch: 
     assert not waiting.is_alive()
 
 
-def test_a_thread_that_sleeps_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[object] = []
-    monkeypatch.setattr(leaving, "_raise_in", lambda *given: raised.append(given))
-    monkeypatch.setattr(leaving, "_AT_MOST_S", 1e9)
+def sleeping(seconds: float) -> threading.Thread:
+    """Return a daemon thread that is asleep."""
     asleep = threading.Event()
 
     def sleep() -> None:
         assert torch is not None
         asleep.set()
-        time.sleep(8)
+        time.sleep(seconds)
 
     thread = threading.Thread(target=sleep, daemon=True)
     thread.start()
     assert asleep.wait(20)
+    return thread
+
+
+def test_a_thread_that_sleeps_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(leaving, "_raise_in", lambda *given: raised.append(given))
+    monkeypatch.setattr(leaving, "_AT_MOST_S", 1e9)
+    thread = sleeping(8)
     leaving._end_threads()
     assert thread.is_alive() and 0 < len(raised) < 40
 
@@ -81,16 +87,7 @@ def test_threads_in_a_compile_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     """They use no time of their own while XLA's threads compile, and would abort the process when these are done."""
     monkeypatch.setattr(leaving, "_raise_in", lambda *given: None)
     monkeypatch.setattr(leaving, "_WITH_XLA", (__file__,))
-    inside = threading.Event()
-
-    def compile() -> None:
-        assert torch is not None
-        inside.set()
-        time.sleep(1)
-
-    thread = threading.Thread(target=compile, daemon=True)
-    thread.start()
-    assert inside.wait(20)
+    thread = sleeping(1)
     leaving._end_threads()
     assert not thread.is_alive()
 
