@@ -134,19 +134,22 @@ def taken(buffer: jax.Array) -> Sharding:
 
 
 def placed(graph: Graph, buffers: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return the inputs of a graph where it takes them: what has no sharding on all devices of its mesh, or on one."""
-    if graph.mesh is None:
-        return [on_one_device(x) for x in buffers]
-    everywhere = shardings.replicated(graph.mesh)
-    found = list(buffers)
-    for i, value in enumerate(graph.inputs):
-        if value.sharding is None and not _lies(found[i], everywhere):
-            metrics.count("replicated")
-            found[i] = _everywhere(found[i], everywhere)
-    return found
+    """Return the inputs of a graph where it takes them."""
+    mesh = graph.mesh
+    return [
+        taken_by(mesh, x) if mesh is None or v.sharding is None else x
+        for v, x in zip(graph.inputs, buffers, strict=True)
+    ]
 
 
-def _everywhere(buffer: jax.Array, where: jax.sharding.Sharding) -> jax.Array:
+def taken_by(mesh: Mesh | None, buffer: jax.Array) -> jax.Array:
+    """Return an input without a sharding where a graph takes it: on all devices of its mesh, or on one."""
+    if mesh is None:
+        return on_one_device(buffer)
+    where = shardings.replicated(mesh)
+    if _lies(buffer, where):
+        return buffer
+    metrics.count("replicated")
     if described.is_described(buffer):
         return described.buffer_of(buffer.shape, buffer.dtype, where)
     with uninterrupted(), jax.enable_x64(True):

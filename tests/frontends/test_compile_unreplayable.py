@@ -195,4 +195,4 @@ def test_an_argument_whose_shape_changes(device: torch.device, change: Any) -> N
         step(x)
         change(reference).add_(1)
         assert x.shape == reference.shape and x.tolist() == reference.tolist()
-    assert "changes the shape or strides of an argument" in lazytpu.explain()
+    assert "changes the shape, strides or sharding of an argument" in lazytpu.explain()

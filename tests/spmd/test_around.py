@@ -108,18 +108,13 @@ def test_compiled_functions_take_what_a_step_on_a_mesh_gave_to_all_devices() -> 
 
 
 @eight_devices
-def test_compiled_functions_compute_on_a_mesh_op_by_op() -> None:
+def test_torch_compile_computes_on_a_mesh_op_by_op() -> None:
     x = marked("data")
 
     def step(x: torch.Tensor) -> torch.Tensor:
         return (x * 2).cos()
 
     want = (WHOLE * 2).cos()
-    replayed = lazytpu.compile(step)
-    for _ in range(5):
-        torch.testing.assert_close(replayed(x).cpu(), want)
-    assert lazytpu.metrics.counter("replay") == 0
-    assert "on a mesh (lazytpu.spmd), and is recorded in each call" in str(lazytpu.explain())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = torch.compile(step, backend="lazytpu")

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lazytpu.frontends.replay.replay import Gradient, RecordedCall, Returned, grad_of
+from lazytpu.frontends.replay.recorded_call import Gradient, RecordedCall, Returned
+from lazytpu.frontends.replay.replay import grad_of
 from lazytpu.ir.graph import Graph, graph_of
 from lazytpu.ir.tree import Node, Number, Value, operands, trace
 from lazytpu.passes.merge import merged
+from lazytpu.passes.result_shardings import with_shardings
 from lazytpu.random import default_generator
 from lazytpu.runtime import index_checks
 from lazytpu.tensors.storage import Storage, resolve
@@ -47,12 +49,17 @@ class Capture:
     def __call__(self, live: list[Storage], key: Any) -> planning.Plan:
         """Return the plan, for a graph in which the inputs that share a buffer are one."""
         path = trace.cursor
-        checked = index_checks.checked_nodes(path) if key[2:] else ()
+        checked = index_checks.checked_nodes(path) if any(key[2:3]) else ()
         graph = graph_of(path, key[0], key[1], checked)
         same = {} if graph.checked else _one_buffer(graph.inputs)
         spread: tuple[int, ...] = tuple(range(len(graph.outputs)))
         if not graph.checked:
-            graph, spread = self._with_packed_gradients(*merged(graph, same), live, key[0])
+            graph, spread = merged(graph, same)
+        if trace.mesh is not None:
+            wanted = dict(zip(spread, key[3], strict=True))
+            graph = with_shardings(graph, [wanted[i] for i in range(len(graph.outputs))], trace.mesh)
+        elif not graph.checked:
+            graph, spread = self._with_packed_gradients(graph, spread, live, key[0])
         executable = planning.executable_of(graph, key)
         plan = planning.Plan(executable, tuple([v.index for v in graph.inputs]), spread)
         slots = dict(zip(key[0], spread, strict=True))

@@ -24,13 +24,15 @@ from lazytpu.errors import ReplayError
 from lazytpu.frontends.replay.capture import Capture, difference, draws_so_far
 from lazytpu.frontends.replay.guards import Guards
 from lazytpu.frontends.replay.numbers import Followed, first_followed, followed, settings_of, tracing
-from lazytpu.frontends.replay.replay import UNFIT, RecordedCall, ReplayedProgram, grad_of
+from lazytpu.frontends.replay.recorded_call import RecordedCall
+from lazytpu.frontends.replay.replay import UNFIT, ReplayedProgram, grad_of
+from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.site import UNKNOWN, Site
 from lazytpu.ir.tree import trace
 from lazytpu.observe import metrics, step_statistics
 from lazytpu.runtime.least_recent import LeastRecent
 from lazytpu.tensors import tensor
-from lazytpu.tensors.storage import new_storage, resolve
+from lazytpu.tensors.storage import new_storage, resolve, storage_of
 from lazytpu.tensors.tensor import LazyTensor, make
 from lazytpu.torch_backend import loops
 from lazytpu.tracing import cutting, record, step
@@ -139,7 +141,8 @@ class CompiledStep:
         for x in leaves:
             if is_device_tensor(x):
                 storage, layout = resolve(cell_of(x))
-                parts.append((layout, x.requires_grad, storages.setdefault(id(storage), len(storages))))
+                place = storages.setdefault(id(storage), len(storages))
+                parts.append((layout, x.requires_grad, place, storage.sharding))
             else:
                 parts.append(_frozen(x))
         without_grad = tuple(map(is_, map(grad_of, self._found.parameters), repeat(None)))
@@ -153,7 +156,7 @@ class CompiledStep:
         if kind.rebinds != tensor.rebinds:
             changes.append("a tensor points at other memory (x.data = y)")
         events.recorded_again(
-            self._name, "; ".join(changes[:3]) or "arguments or gradients share memory in another way", self._site
+            self._name, "; ".join(changes[:3]) or "tensors share memory, or lie on a mesh, in another way", self._site
         )
 
     def _follow(self, kind: _Kind, program: ReplayedProgram) -> bool:
@@ -226,15 +229,13 @@ class CompiledStep:
         if trace.step != before:
             return guards, "the function reads a tensor, which cuts its graph", result
         if shapes != [_shape_of(x) for x in leaves]:
-            return guards, "the function changes the shape or strides of an argument", result
+            return guards, "the function changes the shape, strides or sharding of an argument", result
         with record.lock:
-            if trace.mesh is not None:
-                cutting.cut("lazytpu.compile")
-                return guards, "the function computes on a mesh (lazytpu.spmd), and is recorded in each call", result
             capture = Capture(leaves, result, guards.parameters, draws)
             cutting.cut("lazytpu.compile", capture)
         if capture.call is not None:
             capture.call.log = log
+            capture.call.shardings = [*map(_sharding_of, tree_leaves(result))]
             if counters and all(counter.item() == number + 1 for counter, number in counters):
                 capture.call.counters = [counter for counter, _ in counters]
                 guards.counted()
@@ -262,7 +263,13 @@ class CompiledStep:
 
 def _shape_of(x: object) -> object:
     """Return how a tensor lies in its memory; None for what is no tensor."""
-    return (x.shape, x.stride(), x.storage_offset(), x.dtype) if isinstance(x, torch.Tensor) else None
+    if not isinstance(x, torch.Tensor):
+        return None
+    return x.shape, x.stride(), x.storage_offset(), x.dtype, _sharding_of(x)
+
+
+def _sharding_of(x: object) -> Sharding | None:
+    return storage_of(cell_of(x)).sharding if is_device_tensor(x) else None
 
 
 def compile(function: Callable[..., Any], *, verify_every: int = 0) -> CompiledStep:

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from operator import is_not, itemgetter
 from sys import getrefcount
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 
 from lazytpu import random
-from lazytpu.frontends.replay.numbers import Log
-from lazytpu.ir.tree import Node, trace
+from lazytpu.frontends.replay.recorded_call import RecordedCall
+from lazytpu.ir.tree import trace
 from lazytpu.observe import metrics
 from lazytpu.runtime import executables, launch, meshes
 from lazytpu.runtime.client import Buffer, Scalars
-from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host.interrupts import uninterrupted
-from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, make, make_view, view_at
 from lazytpu.tracing import cutting, reading, record
@@ -59,85 +56,6 @@ def _asks_first(name: str) -> property:
 
 for _name in ("value", "dirty", "buffer", "shared", "reads", "reads_root", "reads_step", "moved", "host"):
     setattr(Parked, _name, _asks_first(_name))
-
-
-@dataclass(slots=True)
-class Gradient:
-    """A tensor that a call puts into ``parameter.grad``.
-
-    Attributes:
-        storage: that of the tensor; gradients that share one in the recorded call share one in each.
-        layout: how the tensor lies in it.
-        slot: the output that ``storage`` keeps.
-    """
-
-    parameter: torch.Tensor
-    tensor: torch.Tensor
-    storage: Storage
-    layout: Layout
-    slot: int
-
-
-class Returned(NamedTuple):
-    """A leaf of what a call returns.
-
-    Attributes:
-        kind: ``constant``, or a tensor: one of before the call (``kept``), an ``argument``, an earlier leaf (``same``),
-            a gradient (``grad``); or a tensor that lies in the storage of an argument (``leaf view``), of a gradient
-            (``grad view``), or in a new one (``output``).
-        what: the constant or the tensor that is kept; else the position of the argument, of the leaf, of the gradient,
-            or of the output.
-        layout: how a new tensor lies in its storage.
-        requires_grad: it is a new leaf of autograd's that requires a gradient.
-        memory: number of the storage it lies in among the new ones of the call.
-    """
-
-    kind: str
-    what: Any
-    layout: Layout = cast(Layout, None)
-    requires_grad: bool = False
-    memory: int = -1
-
-
-@dataclass(slots=True)
-class RecordedCall:
-    """What a recorded call did, as far as a replay has to know.
-
-    Attributes:
-        path, key: the last node, and what was live and donated there.
-        executable: what ran.
-        sources: for each input of the executable its argument leaf, or the storage it is read from.
-        equals: for each input the other storages that hold the same buffer.
-        written: for each output the storages from before the call that keep it.
-        leaves: for each output the argument leaves whose storage keeps it.
-        gradients: what it puts into ``.grad``.
-        results: for each leaf of the return value how to make it.
-        structure: makes the return value of its leaves.
-        numbers: floats, ints and complex numbers; ``keys`` are the positions of random keys among the ints.
-        counters: step counters on the CPU, to which a call adds one.
-        log: what was computed from the settings of optimizers.
-        problem: why the call must not be replayed, empty where nothing is known against it.
-        kept_gradients: parameters and the gradients they had before, and have still.
-        unexplained: a tensor of the call is kept by nobody who is known.
-    """
-
-    path: Node
-    key: Any
-    executable: Executable
-    sources: list[int | Storage]
-    equals: list[list[Storage]]
-    written: list[list[Storage]]
-    leaves: list[list[int]]
-    gradients: list[Gradient]
-    results: list[Returned]
-    structure: Callable[[list[Any]], Any]
-    numbers: tuple[list[float], list[int], list[complex]]
-    keys: list[int]
-    counters: list[torch.Tensor] = field(default_factory=list)
-    log: Log = field(default_factory=Log)
-    problem: str = ""
-    kept_gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    unexplained: bool = False
 
 
 class ReplayedProgram:
@@ -183,10 +101,13 @@ class ReplayedProgram:
         self._shared = {slot for slot, n in Counter(owners).items() if n > 1}
         self._donated = set(given)
         self._fleeting = sorted(set(range(self.outputs)) - set(owners))
+        self._mesh = graph.mesh
+        self._whole = {slot for slot, v in zip(slots, graph.inputs, strict=True) if v.sharding is None}
+        self._shardings = [(s, s.sharding) for s in self.slots]
         self._leaf_writes = [(output, leaf) for output, leaves in enumerate(call.leaves) for leaf in leaves]
-        packs = launch.scalar_arrays(graph, *call.numbers)
-        self._packs = packs if call.keys else launch.resident(packs)
-        self._start = launch.start if call.keys else launch.start_ready
+        self._resident = not call.keys and self._mesh is None
+        self._packs = self._new_packs()
+        self._start = launch.start_ready if self._resident else launch.start
         self._parameters = [g.parameter for g in call.gradients]
         self._grads = [g.tensor for g in call.gradients]
         self._grad_storages: list[Storage] = []
@@ -203,9 +124,12 @@ class ReplayedProgram:
         if not executables.fits(self.call.executable, floats, self.call.numbers[1]):
             return False
         self.call.numbers[0][:] = floats
-        packs = launch.scalar_arrays(self.call.executable.graph, *self.call.numbers)
-        self._packs = packs if self.call.keys else launch.resident(packs)
+        self._packs = self._new_packs()
         return True
+
+    def _new_packs(self) -> Scalars:
+        packs = launch.scalar_arrays(self.call.executable.graph, *self.call.numbers)
+        return launch.resident(packs) if self._resident else packs
 
     def holds(self, storage: Storage) -> bool:
         """Return whether a storage is one that the program reads or writes besides its arguments."""
@@ -223,12 +147,10 @@ class ReplayedProgram:
             leaves: the leaves of the arguments.
 
         Returns:
-            What the function returns; `UNFIT` where buffers that were one no longer are.
+            What the function returns; `UNFIT` where buffers that were one no longer are, or lie otherwise.
         """
         call, graph = self.call, self.call.executable.graph
         with record.lock:
-            if meshes.used:  # its program is for one device
-                return UNFIT
             if trace.cursor.depth:
                 cutting.cut("lazytpu.compile")
             storages = [resolve(cell_of(leaves[i]))[0] for i in self.leaf_sources]
@@ -244,8 +166,10 @@ class ReplayedProgram:
             else:
                 held = self.held
             every = [*held, *map(_buffer, self.volatile), *map(_buffer, storages)]
+            if meshes.used:
+                self._place(every, storages)
             self._keep_shared_arguments(every, storages)
-            packs = self._packs if not call.keys else self._packs_with_new_keys()
+            packs = self._packs_with_new_keys() if call.keys else self._packs
             with uninterrupted():
                 results = self._start(call.executable, self._given(every), self._kept(every), packs)
                 outputs: Sequence[Buffer | None] = cutting.outputs_of(call.executable, results, call.path, call.key[0])
@@ -290,7 +214,12 @@ class ReplayedProgram:
         self.parked = True
 
     def _gather(self) -> list[object] | None:
-        """Return the contents of the storages by slot; None where one buffer for several has become several."""
+        """Return the contents of the storages by slot.
+
+        None where one buffer for several has become several, or a storage lies on a mesh in another way than it did.
+        """
+        if any(storage.sharding is not sharding for storage, sharding in self._shardings):
+            return None
         held: list[Any] = [None] * self.kept_slots
         for storage, slot in self._read:
             buffer = _buffer(storage)
@@ -301,7 +230,19 @@ class ReplayedProgram:
                 held[slot] = buffer
             elif held[slot] is not buffer:
                 return None
+        if meshes.used:
+            for slot in self._whole.intersection(range(self.kept_slots)):
+                held[slot] = meshes.taken_by(self._mesh, held[slot])
         return held
+
+    def _place(self, every: list[Any], storages: Sequence[Storage]) -> None:
+        """Put what is asked for anew where the program takes it; what lies on a mesh then stays there."""
+        for slot, storage in enumerate(chain(self.volatile, storages), self.kept_slots):
+            if slot in self._whole:
+                found = meshes.taken_by(self._mesh, every[slot])
+                if self._mesh is not None and storage.buffer is every[slot]:
+                    storage.buffer = found
+                every[slot] = found
 
     def _keep_shared_arguments(self, every: list[Any], storages: Sequence[Storage]) -> None:
         """Copy the buffers of arguments that are to be donated and that someone else holds."""
@@ -339,6 +280,7 @@ class ReplayedProgram:
             whole = wholes.get(gradient.storage)
             if whole is None:
                 whole = wholes[gradient.storage] = make(new_storage(gradient.storage.layout))
+                whole._s.sharding = gradient.storage.sharding
             storage: Storage = whole._s
             grad = whole if gradient.layout is storage.layout else make_view(whole, storage, gradient.layout)
             _set_grad(gradient.parameter, grad)
@@ -356,13 +298,15 @@ class ReplayedProgram:
         """Return the leaves of the return value."""
         wholes: dict[int, LazyTensor] = {}
         made: list[Any] = []
-        for kind, what, layout, requires_grad, memory in self.call.results:
+        for (kind, what, layout, requires_grad, memory), sharding in zip(
+            self.call.results, self.call.shardings, strict=True
+        ):
             if kind == "output":
                 if memory in wholes:
                     result = view_at(wholes[memory], layout)
                 else:
                     storage = new_storage(layout.root, outputs[what])
-                    storage.shared = what in self._results_shared
+                    storage.shared, storage.sharding = what in self._results_shared, sharding
                     whole = wholes[memory] = make(storage)
                     result = whole if layout is layout.root else view_at(whole, layout)
                 made.append(result.requires_grad_() if requires_grad else result)
