@@ -127,7 +127,7 @@ class ReplayedProgram:
         self._packs = self._new_packs()
         return True
 
-    def _new_packs(self) -> Scalars:
+    def _new_packs(self) -> tuple[Any, ...]:
         packs = launch.scalar_arrays(self.call.executable.graph, *self.call.numbers)
         return launch.resident(packs) if self._resident else packs
 
