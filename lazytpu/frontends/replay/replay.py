@@ -15,6 +15,7 @@ from operator import is_not, itemgetter
 from sys import getrefcount
 from typing import Any
 
+import numpy as np
 import torch
 
 from lazytpu import random
@@ -127,7 +128,7 @@ class ReplayedProgram:
         self._packs = self._new_packs()
         return True
 
-    def _new_packs(self) -> tuple[Any, ...]:
+    def _new_packs(self) -> Scalars:
         packs = launch.scalar_arrays(self.call.executable.graph, *self.call.numbers)
         return launch.resident(packs) if self._resident else packs
 
@@ -289,7 +290,7 @@ class ReplayedProgram:
 
     def _packs_with_new_keys(self) -> Scalars:
         floats, ints, complexes = self._packs
-        ints = ints.copy()
+        ints = np.array(ints)
         for position in self.call.keys:
             ints[position : position + 2] = record.signed(random.default_generator.next_key())
         return floats, ints, complexes
