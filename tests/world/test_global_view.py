@@ -81,6 +81,19 @@ PROGRAM = """
     loader = DataLoader(torch.utils.data.Subset(data, rows), size)
     batches = lazytpu.DeviceLoader(loader, mesh=mesh, spec=("data",), parts=world.size() > 1)
     found["in parts"] = train(net, batches, mesh, ("data",))
+    net = model()
+    spmd.fully_shard(net, mesh, axis="data")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    @lazytpu.compile
+    def step(x, y):
+        loss = F.cross_entropy(net(x), y)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        return loss.detach()
+
+    before, (x, y) = lazytpu.metrics.counter("replay"), [t.to(lazytpu.device()) for t in data[:16]]
+    found["replayed"] = [step(x, y).item() for _ in range(6)]
+    found["replays"] = lazytpu.metrics.counter("replay") - before
     one = spmd.clear_sharding(weight.detach().clone() * 1)
     found["cleared"] = one.cpu().sum(1).tolist()
     print(json.dumps(found))
@@ -105,13 +118,13 @@ def results(kept: Path) -> list[dict[str, Any]]:
     return [json.loads(d.stdout) for d in done]
 
 
-@pytest.mark.parametrize("name", ["fully sharded", "in parts", "whole", "saved", "loaded", "cleared"])
+@pytest.mark.parametrize("name", ["fully sharded", "in parts", "replayed", "whole", "saved", "loaded", "cleared"])
 def test_numbers_are_those_of_one_process(results: list[dict[str, Any]], name: str) -> None:
     alone, *both = results
     for found in both:
         assert found[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-6)
     assert both[0] == both[1] | {"shards": both[0]["shards"], "failed": both[0]["failed"]}
-    assert both[0]["compiled"] == alone["compiled"]
+    assert both[0]["compiled"] == alone["compiled"] and both[0]["replays"] == alone["replays"] >= 3
 
 
 def test_each_process_has_its_shards(results: list[dict[str, Any]]) -> None:
