@@ -1,6 +1,6 @@
 """Recurrent layers and cells with torch's CPU kernels, where a graph is interpreted.
 
-The ops are those of `rules/recurrent_layers` and `rules/recurrent`.
+The ops are those of `rules/recurrent_layers`.
 
 Without a gradient they are torch's own ops, in the type to compute in.  What the gradient needs torch keeps to itself,
 so with one the loop is Python's.
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from lazytpu.dtypes import HALVES
+from lazytpu.ir.op_schema import Arg
 from lazytpu.lowering.rules.recurrent_layers import BACKWARD, FORWARD
 from lazytpu.lowering.support import recurrence
 from lazytpu.lowering.support.recurrence import Stack
-from lazytpu.lowering.support.recurrent_cells import Arrays, New, State, Step
+from lazytpu.lowering.support.recurrent_cells import FUSED, Arrays, New, State, Step
 
 aten = torch.ops.aten
 _Results = Sequence[Tensor | None]
@@ -140,59 +141,13 @@ def _layers_backward(
     return [t.to(x.dtype) for t in (of_x, *map(torch.stack, of_states), *of_params)]
 
 
-def _gates(x: Tensor, bias: Tensor | None, n: int) -> Sequence[Tensor]:
-    x = _wide(x)
-    return (x if bias is None else x + _wide(bias)).chunk(n, -1)
-
-
-def _lstm_cell(
-    of_input: Tensor, of_hidden: Tensor, cx: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
-) -> _Results:
-    gates = zip(_gates(of_input, input_bias, 4), _gates(of_hidden, hidden_bias, 4), strict=True)
-    i, f, g, o = (a + b for a, b in gates)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    cy = f * _wide(cx) + i * g
-    return [o * cy.tanh(), cy, torch.cat([i, f, g, o], -1)]
-
-
-def _lstm_cell_backward(
-    of_hy: Tensor | None, of_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
-) -> _Results:
-    i, f, g, o = _gates(workspace, None, 4)
-    cx, t = _wide(cx), _wide(cy).tanh()
-    hidden, cell = (torch.zeros_like(cx) if x is None else _wide(x) for x in (of_hy, of_cy))
-    of_c = cell + hidden * o * (1 - t * t)
-    parts = [of_c * g * i * (1 - i), of_c * cx * f * (1 - f), of_c * i * (1 - g * g), hidden * t * o * (1 - o)]
-    gates = torch.cat(parts, -1)
-    return [gates, of_c * f, gates.sum(0) if has_bias else None]
-
-
-def _gru_cell(
-    of_input: Tensor, of_hidden: Tensor, hx: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
-) -> _Results:
-    ir, iz, n = _gates(of_input, input_bias, 3)
-    hr, hz, hn = _gates(of_hidden, hidden_bias, 3)
-    r, z, h = (ir + hr).sigmoid(), (iz + hz).sigmoid(), _wide(hx)
-    n = (n + r * hn).tanh()
-    return [n + z * (h - n), torch.cat([r, z, n, h, hn], -1)]
-
-
-def _gru_cell_backward(of_hy: Tensor, workspace: Tensor, has_bias: bool) -> _Results:
-    r, z, n, h, hn = _gates(workspace, None, 5)
-    grad = _wide(of_hy)
-    of_n = grad * (1 - z) * (1 - n * n)
-    of_z = grad * (h - n) * z * (1 - z)
-    of_r = of_n * hn * r * (1 - r)
-    of_input, of_hidden = torch.cat([of_r, of_z, of_n], -1), torch.cat([of_r, of_z, of_n * r], -1)
-    return [of_input, of_hidden, grad * z, *[x.sum(0) if has_bias else None for x in (of_input, of_hidden)]]
+def _fused(cell: Callable[..., _Results], *args: Arg) -> _Results:
+    return cell(_TorchArrays(), *[_wide(x) if isinstance(x, Tensor) else x for x in args])
 
 
 KERNELS: dict[torch._ops.OpOverload, Callable[..., _Results]] = {
     **{op: partial(_layers, kind) for kind, op in FORWARD.items()},
     **{op: partial(_layers_backward, kind) for kind, op in BACKWARD.items()},
-    aten._thnn_fused_gru_cell.default: _gru_cell,
-    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
-    aten._thnn_fused_lstm_cell.default: _lstm_cell,
-    aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_cell_backward,
+    **{op: partial(_fused, cell) for op, cell in FUSED.items()},
 }
 """Op to a function of its arguments that returns its results."""

@@ -2,10 +2,11 @@
 
 ``lazytpu::lstm`` and its like take sequences in the order [time, batch, features] or packed, and all of their layers'
 parameters, and return the output, the last states and, if ``keep``, what the gradient needs.  Dropout between layers is
-an op of its own between two of these.  Half precision is computed in float32 from the first step to the last; on GPUs
+an op of its own between two of these.  The ops of single cells are here too.  Half precision is computed in float32 from the first step to the last; on GPUs
 and TPUs the operands of the products are halves.
 """
 
+import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -15,7 +16,7 @@ from lazytpu.lowering.support import recurrence
 from lazytpu.lowering.support.calls import apart
 from lazytpu.lowering.support.operands import compute_dtype
 from lazytpu.lowering.support.recurrence import Stack
-from lazytpu.lowering.support.recurrent_cells import CELLS
+from lazytpu.lowering.support.recurrent_cells import CELLS, FUSED
 from lazytpu.lowering.support.sums import total
 
 library = torch.library.Library("lazytpu", "FRAGMENT")
@@ -87,7 +88,7 @@ def _wide(m, arrays):
 
 
 def _rounded(out, results):
-    return [x.astype(o.dtype) for x, o in zip(results, out, strict=True)]
+    return [None if o is None else x.astype(o.dtype) for x, o in zip(results, out, strict=True)]
 
 
 def _forward_rule(kind):
@@ -112,5 +113,14 @@ def _backward_rule(kind):
     return rule
 
 
+def _fused_rule(cell):
+    def rule(out, *args):
+        m = _JaxArrays(next(x for x in args if x is not None).dtype)
+        return tuple(_rounded(out, cell(m, *[x.astype(m.wide) if isinstance(x, jax.Array) else x for x in args])))
+
+    return rule
+
+
+lowers_each({op: _fused_rule(cell) for op, cell in FUSED.items()})
 lowers_each({op: _forward_rule(kind) for kind, op in FORWARD.items()})
 lowers_each({op: _backward_rule(kind) for kind, op in BACKWARD.items()})

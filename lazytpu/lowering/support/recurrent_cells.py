@@ -1,5 +1,7 @@
 """The cells of recurrent layers, LSTM, GRU and plain RNN: one step and its gradient, for any kind of arrays.
 
+Torch sends ``nn.LSTMCell`` and ``nn.GRUCell`` of a device to ops of their own, which are steps of the same: `FUSED`.
+
 `Arrays` says what is done with arrays: a lowering rule gives jax's, and torch's where a graph is interpreted.
 """
 
@@ -9,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from lazytpu.ir.op_schema import Arg
+from lazytpu.ir.op_schema import Arg, OpOverload, aten
 
 Array: TypeAlias = Arg
 State: TypeAlias = tuple[Array, ...]
@@ -127,3 +129,44 @@ CELLS = {
     "rnn_tanh": Cell(1, 1, 0, _rnn("tanh"), _tanh_backward),
     "rnn_relu": Cell(1, 1, 0, _rnn("relu"), _relu_backward),
 }
+
+
+def _plus(x: Array, bias: Array | None) -> Array:
+    return x if bias is None else x + bias
+
+
+def _fused_lstm(
+    m: Arrays, of_input: Array, of_hidden: Array, cx: Array, input_bias: Array = None, hidden_bias: Array = None
+) -> State:
+    (hy, cy), kept = _lstm(m, _plus(of_input, input_bias), _plus(of_hidden, hidden_bias), (None, cx))
+    return hy, cy, m.concatenate(kept, -1)
+
+
+def _fused_lstm_backward(
+    m: Arrays, of_hy: Array | None, of_cy: Array | None, cx: Array, cy: Array, kept: Array, has_bias: bool
+) -> State:
+    grads = tuple([m.zeros_like(cx) if x is None else x for x in (of_hy, of_cy)])
+    gates, _, (_, of_cx) = _lstm_backward(m, grads, m.split(kept, 4), (None, cx), (None, cy))
+    return gates, of_cx, m.total(gates) if has_bias else None
+
+
+def _fused_gru(
+    m: Arrays, of_input: Array, of_hidden: Array, hx: Array, input_bias: Array = None, hidden_bias: Array = None
+) -> State:
+    (hy,), (r, z, n, hn) = _gru(m, _plus(of_input, input_bias), _plus(of_hidden, hidden_bias), (hx,))
+    return hy, m.concatenate((r, z, n, hx, hn), -1)
+
+
+def _fused_gru_backward(m: Arrays, of_hy: Array, kept: Array, has_bias: bool) -> State:
+    r, z, n, hx, hn = m.split(kept, 5)
+    of_input, of_hidden, (of_hx,) = _gru_backward(m, (of_hy,), (r, z, n, hn), (hx,), ())
+    return of_input, of_hidden, of_hx, *[m.total(x) if has_bias else None for x in (of_input, of_hidden)]
+
+
+FUSED: dict[OpOverload, Callable[..., State]] = {
+    aten._thnn_fused_lstm_cell.default: _fused_lstm,
+    aten._thnn_fused_lstm_cell_backward_impl.default: _fused_lstm_backward,
+    aten._thnn_fused_gru_cell.default: _fused_gru,
+    aten._thnn_fused_gru_cell_backward.default: _fused_gru_backward,
+}
+"""Op to a function of `Arrays` and its arguments, which are of the type to compute in; None where torch has no result."""
