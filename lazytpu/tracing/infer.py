@@ -23,7 +23,7 @@ from lazytpu.ir.tree import Node, Structure, Value
 from lazytpu.ir.types import is_dense
 from lazytpu.observe import metrics
 from lazytpu.tensors.layout import Layout, in_rows, root_layout
-from lazytpu.tracing import eager_checks, eager_strides, size_patterns
+from lazytpu.tracing import eager_checks, size_patterns
 from lazytpu.tracing.ranges import arange_on_meta
 from lazytpu.tracing.sample_tensors import (
     call_with_samples,
@@ -113,11 +113,7 @@ def _infer_new(op: Op, named: dict[str, Arg]) -> Types:
     named, places = _one_of_each(op, named)
     types = _infer(op, named)
     eager_checks.check(op, named, types.layouts)
-    asked = op.recorded in eager_strides.ASKED_ALWAYS or not all(
-        x.as_created for x in eager_checks.layouts_in(list(named.values()))
-    )
-    if asked and op.overload is op.recorded:
-        types = types._replace(layouts=eager_strides.as_on_the_cpu(op, named, types.layouts))
+    types = types._replace(layouts=eager_checks.with_eager_strides(op, named, types.layouts))
     if places is None:
         return types
     layouts, _, natural = types

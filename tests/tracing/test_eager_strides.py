@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lazytpu.tracing import eager_strides
+from lazytpu.tracing import eager_checks
 
 ANY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mul": lambda x: x * x,
@@ -65,7 +65,7 @@ def test_solutions_lie_as_on_the_cpu(device):
 
 
 def test_small_strides_nest_as_large_ones_do():
-    assert eager_strides._scaled((64, 1, 50), (100, 6400, 1), (3, 1, 2)) == (4, 12, 1)
-    assert eager_strides._scaled((3, 50, 64), (0, 64, 1), (4, 2, 3)) == (0, 3, 1)
-    with pytest.raises(eager_strides._NotSimilarError):
-        eager_strides._scaled((8, 8), (2, 3), (2, 2))
+    assert eager_checks._scaled((64, 1, 50), (100, 6400, 1), (3, 1, 2)) == (4, 12, 1)
+    assert eager_checks._scaled((3, 50, 64), (0, 64, 1), (4, 2, 3)) == (0, 3, 1)
+    with pytest.raises(eager_checks._NotSimilarError):
+        eager_checks._scaled((8, 8), (2, 3), (2, 2))

@@ -2,8 +2,8 @@
 
 ``lazytpu::lstm`` and its like take sequences in the order [time, batch, features] or packed, and all of their layers'
 parameters, and return the output, the last states and, if ``keep``, what the gradient needs.  Dropout between layers is
-an op of its own between two of these.  The ops of single cells are here too.  Half precision is computed in float32 from the first step to the last; on GPUs
-and TPUs the operands of the products are halves.
+an op of its own between two of these.  Half precision is computed in float32 from the first step to the last; on GPUs
+and TPUs the operands of the products are halves.  The ops of ``nn.LSTMCell`` and ``nn.GRUCell`` are here too.
 """
 
 import jax

@@ -169,4 +169,4 @@ FUSED: dict[OpOverload, Callable[..., State]] = {
     aten._thnn_fused_gru_cell.default: _fused_gru,
     aten._thnn_fused_gru_cell_backward.default: _fused_gru_backward,
 }
-"""Op to a function of `Arrays` and its arguments, which are of the type to compute in; None where torch has no result."""
+"""Op to a function of `Arrays` and of its arguments, in the type to compute in; None where torch has no result."""
