@@ -49,6 +49,3 @@ _CHIPS["NVIDIA H100 80GB HBM3"] = Chip("H100", 989e12, 1979e12, 80e9, 3350e9, 25
 def chip_of(kind: str) -> Chip | None:
     """Return the figures of a ``device_kind`` of jax's; None where there are none."""
     return _CHIPS.get(kind)
-
-
-__all__ = ["Chip", "chip_of"]

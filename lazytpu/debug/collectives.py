@@ -229,6 +229,3 @@ def _choices(mesh: Mesh) -> Iterator[tuple[int, ...]]:
     long = [d for d, n in enumerate(mesh.shape) if n > 1]
     for count in range(1, len(long) + 1):
         yield from combinations(long, count)
-
-
-__all__ = ["Collective", "axis_of", "collectives_of", "groups_of", "groups_over"]

@@ -336,4 +336,3 @@ class _Dumper(Observer):
 
 
 add(_Dumper())
-__all__ = ["FILES", "add_to_manifest", "cause_text", "dump"]

@@ -59,6 +59,3 @@ def hlo_of(lowered: Lowered) -> str:
 def optimized_hlo_of(compiled: Compiled) -> str:
     """Return HLO after optimization."""
     return str(compiled.as_text())
-
-
-__all__ = ["hlo_text", "ir_dot", "ir_text", "stablehlo_text"]

@@ -201,6 +201,3 @@ def _part_used(user: Instruction, name: str, inside: Mapping[str, Instruction]) 
 
 def _outside(x: ArrayType) -> int:
     return x.nbytes if x.space == 0 else 0
-
-
-__all__ = ["Product", "kernels", "memory_bytes", "products"]

@@ -85,6 +85,3 @@ class Sources:
             for c, user in callers
             if position < len(user.operands)
         )
-
-
-__all__ = ["Sources"]

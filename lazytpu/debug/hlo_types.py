@@ -53,6 +53,3 @@ def arrays_of(text: str) -> list[ArrayType]:
         shape = tuple([int(n.lstrip("<=")) for n in sizes.split(",") if n])
         found.append(ArrayType(dtype, shape, int(space[1]) if space else 0))
     return found
-
-
-__all__ = ["ArrayType", "arrays_of", "bits_of"]

@@ -97,6 +97,3 @@ def explained() -> Iterator[str]:
             yield f"    {row['count']} x {row['kind']} over {row['axis']}, {size(row['bytes'])}: {row['reason']}{at}"
         if len(rows) > len(shown):
             yield f"    and {len(rows) - len(shown)} smaller kinds"
-
-
-__all__ = ["REASONS", "bytes_on_each", "collective_rows", "explained", "mesh_table"]

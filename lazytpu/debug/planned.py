@@ -247,6 +247,3 @@ def _time(seconds: float) -> str:
         if seconds * factor >= 1 or unit == "us":
             return f"{seconds * factor:.3g} {unit}"
     raise AssertionError(seconds)
-
-
-__all__ = ["Plan", "Program"]

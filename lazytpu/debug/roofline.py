@@ -108,6 +108,3 @@ def links_of(coordinates: Sequence[Sequence[int]], extents: Sequence[int], chip:
         if length > 1:
             found += 2 if length == extent and extent % chip.wraps == 0 and extent > 2 else 1
     return found
-
-
-__all__ = ["PASSES", "Roofline", "compute_seconds", "link_seconds", "links_of", "roofline"]

@@ -182,19 +182,3 @@ def _exchanged(op: Op, bound: Sequence[Arg], group: Group) -> Tensor:
     if alone:
         cut("collective")
     return found
-
-
-__all__ = [
-    "Group",
-    "Reduction",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_in_parts",
-    "alike",
-    "broadcast",
-    "group_of",
-    "reduce_scatter",
-    "scatter",
-    "settle",
-]

@@ -37,6 +37,3 @@ def register() -> None:
     for overload in (aten.to.device, aten.to.dtype_layout):
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             _libraries[0].impl(overload.name().removeprefix("aten::"), _numbered_from_zero(overload, index), key)
-
-
-__all__ = ["register"]

@@ -82,6 +82,3 @@ def _register_rings(module: ModuleType) -> None:
         return (*parts, *found[split:])
 
     vars(module)["custom_ops"].update({_FORWARD: attend, _BACKWARD: attend})
-
-
-__all__ = ["register"]

@@ -68,6 +68,3 @@ def _made(options: Arg, _: object = None) -> LazyProcessGroup:
         atexit.register(_settle_at_exit)
     size = dist.get_world_size() if ranks else options.group_size
     return LazyProcessGroup(options.store, ranks, options.group_rank, options.group_size, size, options.timeout)
-
-
-__all__ = ["NAME", "register"]

@@ -76,6 +76,3 @@ def _tell(name: str) -> None:
                 for direction in ("forward", "backward"):
                     counts.setdefault(direction, module.defaultdict(int))
                 counts[way][op] += 1
-
-
-__all__ = ["register"]

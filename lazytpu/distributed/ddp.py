@@ -97,6 +97,3 @@ def register() -> None:
     setattr(module, hooks, _any_device(getattr(module, hooks)))
     buffers = "_distributed_broadcast_coalesced"  # at each forward pass
     setattr(module, buffers, during(exchange.alike, getattr(module, buffers)))
-
-
-__all__ = ["during", "register", "through_host"]

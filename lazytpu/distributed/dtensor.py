@@ -85,6 +85,3 @@ def register() -> None:
     after_import(_MODULE, _register)
     after_import(_TENSOR, _gather_whole)
     after_import(_STATES, _gather_states)
-
-
-__all__ = ["register"]

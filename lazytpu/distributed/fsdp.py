@@ -90,6 +90,3 @@ def _cut_before_first_step(module: ModuleType) -> None:
         lazy_init(self)
 
     state._lazy_init = call
-
-
-__all__ = ["all_gather_copy_in", "copy_", "register"]

@@ -123,6 +123,3 @@ def _variables(rank: int, size: int, port: int) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-__all__ = ["launch"]

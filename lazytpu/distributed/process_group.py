@@ -370,6 +370,3 @@ def _reduction(opts: Options) -> Reduction:
     if op == dist.ReduceOp.PREMUL_SUM:
         return Reduction("sum", float(op.__getstate__()[1]))
     raise LazyTPUError(f"reductions of {op} are not supported")
-
-
-__all__ = ["LazyProcessGroup"]

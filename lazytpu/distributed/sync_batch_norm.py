@@ -109,6 +109,3 @@ class _ByDevice:
 def register() -> None:
     """Have ``nn.SyncBatchNorm`` use it."""
     setattr(batchnorm, _NAME, _ByDevice(vars(batchnorm)[_NAME]))
-
-
-__all__ = ["register"]

@@ -38,6 +38,3 @@ class UsedOnHost(TorchDispatchMode):
         made = func(*args, **settings | {"device": torch.device("cpu")})
         _maps.add(made.data_ptr())
         return made
-
-
-__all__ = ["UsedOnHost", "is_map"]

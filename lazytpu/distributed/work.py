@@ -80,6 +80,3 @@ class Patient(Awaited):
         if not self.is_completed():
             exchange.settle()
         return super().wait(timeout)
-
-
-__all__ = ["Awaited", "Patient", "done"]

@@ -135,6 +135,3 @@ def _explained(error: Any) -> GraphBreakError:
     else:
         what, do = first[0].lower() + first[1:], _OTHER
     return GraphBreakError(f"the function cannot be one program: {what}", at=at, fix=do)
-
-
-__all__ = ["jit"]

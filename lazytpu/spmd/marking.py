@@ -133,6 +133,3 @@ def _on_device(name: str, tensor: _T) -> _T:
         found = f"one on {tensor.device}" if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
         raise TypeError(f"{name} takes a tensor on the device, not {found}")
     return tensor
-
-
-__all__ = ["LocalShard", "Sharding", "clear_sharding", "local_shards", "mark_sharding", "replicate", "sharding_of"]

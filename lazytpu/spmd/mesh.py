@@ -116,6 +116,3 @@ def as_mesh(mesh: object) -> ir.Mesh:
 
 def _listed(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids))
-
-
-__all__ = ["HybridMesh", "Mesh"]

@@ -179,6 +179,3 @@ def _marked(x: object, layout: object, mesh: AnyMesh, axis: str) -> object:
     spec: list[Entry] = [...] * x.dim()
     spec[-1 if split is None else split[0]] = None if split is None else axis
     return mark_sharding(x if is_result(x) else x.clone(), mesh, spec)  # a batch keeps the sharding it has
-
-
-__all__ = ["parallelize"]

@@ -323,6 +323,3 @@ def _check_divides(x: torch.Tensor, dim: int, groups: str) -> None:
     count = len(groups.partition("|")[0].split(","))
     if x.shape[dim] % count:
         raise ValueError(f"dimension {dim} of a part of shape {list(x.shape)} does not divide among {count} devices")
-
-
-__all__ = ["all_gather", "all_reduce", "all_to_all", "axis_index", "permute", "reduce_scatter", "shard_map"]

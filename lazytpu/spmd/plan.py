@@ -148,6 +148,3 @@ class _Steps(Observer):
             before = [i for i, key in enumerate(keys[:-1]) if key == keys[-1]]
             found = ran[before[-1] + 1 :] if before else ran
         return list({graph.key: graph for graph in found}.values())
-
-
-__all__ = ["Ended", "plan", "recorded"]

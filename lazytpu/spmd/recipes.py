@@ -97,6 +97,3 @@ def axis_of(mesh: AnyMesh, axis: str | None, default: int) -> str:
     if axis not in mesh.axis_names:
         raise ValueError(f"the mesh has no axis {axis!r}, but {', '.join(map(repr, mesh.axis_names))}")
     return axis
-
-
-__all__ = ["data_parallel", "fully_shard"]

@@ -104,6 +104,3 @@ def _files(folder: Path) -> dict[str, Path]:
         raise FileNotFoundError(f"{folder} has neither {_SINGLE} nor {_INDEX}")
     with importlib.import_module("safetensors").safe_open(single, framework="pt") as opened:
         return dict.fromkeys(opened.keys(), single)
-
-
-__all__ = ["load_safetensors"]

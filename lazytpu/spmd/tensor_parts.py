@@ -96,6 +96,3 @@ def fill(tensor: torch.Tensor, part: Callable[[Box], torch.Tensor]) -> None:
 def boxes(parts: list[Part]) -> Iterator[tuple[Box, Part]]:
     """Yield the parts that this process has, with what they are of the tensor."""
     return ((part.box, part) for part in parts if part.contents is not None)
-
-
-__all__ = ["Box", "Part", "boxes", "fill", "parts_of"]

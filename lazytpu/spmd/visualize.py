@@ -65,6 +65,3 @@ def _inside(boxes: dict[tuple[int, ...], list[int]], at: tuple[int, int]) -> lis
 
 def _spec(names: list[tuple[str, ...]], ndim: int) -> str:
     return f"{{{', '.join('+'.join(entry) or '-' for entry in names[:ndim])}}}"
-
-
-__all__ = ["visualize"]

@@ -27,6 +27,3 @@ def refused(index: int | None) -> str:
         return f"there is one device, {name}:0, not number {index}"
     whose = f"local rank {index} has {name}:{index}" if index in range(among) else f"there are {among} devices"
     return f"this process is local rank {own} and has {name}:{own}; {whose}"
-
-
-__all__ = ["count", "is_own", "refused"]

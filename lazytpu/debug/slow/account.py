@@ -102,6 +102,3 @@ def _ms(seconds: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-__all__ = ["table", "text"]

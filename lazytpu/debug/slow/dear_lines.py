@@ -108,6 +108,3 @@ def _ranked(rows: Iterable[tuple[Node | None, float]]) -> tuple[Line, ...]:
             if costs[place] >= _LEAST * total
         ]
     )
-
-
-__all__ = ["Line", "Lines", "cost_of", "device_lines", "graphs_in_use", "host_lines"]

@@ -251,6 +251,3 @@ def _often(tally: Tally, step: StepTime) -> str:
     if 0.9 < each < 1.1:
         return f"once in each {step.unit}"
     return f"{each:.1f} x a {step.unit}" if each > 1 else f"{tally.count} x in {step.noted} {step.unit}s"
-
-
-__all__ = ["KINDS", "LEAST", "Finding", "findings"]

@@ -197,6 +197,3 @@ def _sampled(name: str, start: float, end: float) -> float:
 
 def _when(sample: tuple[float, float]) -> float:
     return sample[0]
-
-
-__all__ = ["FEWEST", "PARTS", "StepTime", "step_time"]

@@ -85,6 +85,3 @@ def _array(buffer: Buffer) -> np.ndarray[Any, Any]:
     if short_name(host.dtype).startswith(("bf16", "f8")):
         host = host.float()
     return host.numpy().copy()
-
-
-__all__ = ["FILES", "dump", "positions_of", "weight_names"]

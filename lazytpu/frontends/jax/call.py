@@ -303,6 +303,3 @@ def register() -> None:
     library.impl("call_jax", functional(call_jax_op), "PrivateUse1")
     library.impl("call_jax", _meta, "Meta")
     torch.library.register_vmap(call_jax_op, _vmap, lib=library)
-
-
-__all__ = ["call_jax", "register"]

@@ -222,6 +222,3 @@ def _run(traced: TracedModule, arrays: list[Any], key: Any) -> tuple[list[Any], 
 def _no_gradient(x: Any) -> Any:
     inexact = jnp.issubdtype(x.dtype, jnp.inexact)
     return jnp.zeros(x.shape, x.dtype) if inexact else np.zeros(x.shape, jax.dtypes.float0)
-
-
-__all__ = ["JaxFunction", "as_jax_function"]

@@ -290,6 +290,3 @@ def followed(before: Followed, old: Log, new: Log, floats: Sequence[float]) -> F
     ]
     changed = {s for s, x in new.settings.items() if old.settings.get(s) != x} - old.escaped - new.escaped
     return Followed(expressions, constant, new.conditions, before.seen | changed)
-
-
-__all__ = ["Followed", "Log", "Setting", "first_followed", "followed", "settings_of", "tracing"]

@@ -109,6 +109,3 @@ class CheckpointManager:
             found = _LEFT.fullmatch(path.name)
             if found and int(found[1]) <= steps[-1]:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-__all__ = ["CheckpointManager"]

@@ -225,6 +225,3 @@ def _offsets(box: Box) -> torch.Size:
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(_offsets(box), torch.Size([s.stop - s.start for s in box]))
-
-
-__all__ = ["LoadPlanner", "PreparedSavePlanner", "SavePlanner", "State", "is_of_device"]

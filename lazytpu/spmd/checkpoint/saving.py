@@ -172,6 +172,3 @@ def _without_wrapping() -> Iterator[None]:
             yield
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from None
-
-
-__all__ = ["async_save", "gather", "load", "save"]

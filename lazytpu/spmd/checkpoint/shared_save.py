@@ -70,6 +70,3 @@ class SharedSave:
         tag = f"{self._name}.{next(self._steps)}"
         told = world.ranks().tell(tag, range(self.size), {"checkpoint": [text]}, "saving a checkpoint", _LIMIT_S)
         return [pickle.loads(zlib.decompress(base64.b85decode(told[r]["checkpoint"][0]))) for r in range(self.size)]
-
-
-__all__ = ["SharedSave"]
