@@ -18,7 +18,7 @@ def explain() -> str:
     Of programs over a mesh it lists the collectives of one run by kind, axis and bytes, with the line and the reason;
     *nobody asked for* are those that move an intermediate result which nobody has marked.
 
-    After eight steps it ends with where the time of a steady step goes, the dearest lines, and what could be spared,
+    After eight steps it ends with where the time of a steady step goes, the costliest lines, and what could be saved,
     each with its line and fix; for that it waits until the device is done with what was started.
 
     Returns:

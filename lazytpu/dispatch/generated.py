@@ -261,5 +261,5 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
 
 @functools.cache
 def _code_of(source: str) -> CodeType:
-    """Compile a source once: ops of one shape of schema share it, and compiling is the dearest part of the import."""
+    """Compile a source once: ops of one shape of schema share it, and compiling is the costliest part of the import."""
     return compile(source, "<lazytpu kernel>", "exec")

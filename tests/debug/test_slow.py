@@ -303,16 +303,16 @@ def a_transposed_copy(device):
 
 
 @slow_for("")
-def one_dear_product(device):
+def one_costly_product(device):
     x, y = square(device, 640), square(device, 64)
     for _ in range(STEPS):
         y = y @ y
-        x = x @ x  # [one_dear_product]
+        x = x @ x  # [one_costly_product]
         lazytpu.mark_step()
 
 
 def first_line() -> tuple[str, str]:
-    """Kind and line that are named first: of what could be spared, else the dearest."""
+    """Kind and line that are named first: of what could be saved, else the costliest."""
     step = steady.step_time()
     assert step is not None
     found = findings.findings(step)
@@ -354,7 +354,7 @@ def test_the_parts_of_a_step_are_all_of_it(device: torch.device) -> None:
 
 def test_the_device_is_measured_where_metrics_are_on(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lazytpu.config, "metrics", True)
-    one_dear_product(device)
+    one_costly_product(device)
     step = steady.step_time()
     assert step is not None and step.measured and step.bound == "device" and step.device_s > step.host_s
     assert "the device works at least" not in lazytpu.explain()
@@ -368,7 +368,7 @@ def test_lines_are_measured_where_a_profile_was_taken(device: torch.device, tmp_
             x = x @ x  # [product]
             lazytpu.mark_step()
     text = explained.marked(lazytpu.explain())
-    lines = text.partition("the dearest lines, measured by the profile\n")[2].splitlines()
+    lines = text.partition("the costliest lines, measured by the profile\n")[2].splitlines()
     assert lines[0].endswith("%  [product]: aten.mm"), text
     lazytpu.metrics.reset()
     assert not op_times.measured
@@ -388,7 +388,7 @@ def test_a_replayed_step_that_waits_for_nothing_is_the_hosts(device: torch.devic
     assert found == ("python", ""), lazytpu.explain()
 
 
-def test_what_is_spared_is_at_most_a_step(device: torch.device) -> None:
+def test_what_is_saved_is_at_most_a_step(device: torch.device) -> None:
     a_read_of_each_part(device)
     step = steady.step_time()
     assert step is not None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lazytpu.debug.device_times import CALLS, DeviceTimes
 from lazytpu.debug.folder import Dump, DumpedGraph, JsonObject
 from lazytpu.debug.links import MAX_OPS, without_location
-from lazytpu.debug.slow.dear_lines import MEASURED, MOST
+from lazytpu.debug.slow.costly_lines import MEASURED, MOST
 from lazytpu.ir.site import Site
 
 _METADATA = re.compile(r", (?:metadata|backend_config|frontend_attributes)=\{")
@@ -53,9 +53,9 @@ def _slow(dump: Dump, times: Mapping[str, DeviceTimes], parts: Sequence[JsonObje
     if not spent:
         return slow
     seconds = {line: sum(ops.values()) for line, ops in spent.items()}
-    dearest = sorted(seconds, key=lambda line: -seconds[line])[:MOST]
+    places = sorted(seconds, key=lambda line: -seconds[line])[:MOST]
     total = sum(seconds.values())
-    rows = [[line, seconds[line] / total, sorted(spent[line], key=lambda op: -spent[line][op])[:3]] for line in dearest]
+    rows = [[line, seconds[line] / total, sorted(spent[line], key=lambda op: -spent[line][op])[:3]] for line in places]
     return {**slow, "lines": [*slow["lines"], {"how": MEASURED, "rows": rows}]}
 
 

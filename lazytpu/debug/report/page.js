@@ -61,19 +61,19 @@ function showRun() {
   drawTimeline();
 }
 
-/** Where the time of a step goes, the dearest lines, and what could be spared. */
+/** Where the time of a step goes, the costliest lines, and what could be saved. */
 function showSlow() {
   const { slow } = page.run;
   if (!slow.steps) return;
   const percent = (share) => `${(100 * share).toFixed(0)} %`, mono = (text) => `<span class="mono">${escapeHtml(text)}</span>`;
   const parts = slow.parts.filter(([, s]) => s >= 0.005 * slow.total_s).map(([name, s]) => `<tr><td class="n">${seconds(s)}</td><td class="n">${percent(s / slow.total_s)}</td><td>${name}</td></tr>`).join("");
-  const lines = slow.lines.filter((l) => l.rows.length).map((l) => `<h3>The dearest lines</h3><p class="hint">${escapeHtml(l.how)}</p><table>${l.rows.map(([line, share, ops]) =>
+  const lines = slow.lines.filter((l) => l.rows.length).map((l) => `<h3>The costliest lines</h3><p class="hint">${escapeHtml(l.how)}</p><table>${l.rows.map(([line, share, ops]) =>
     `<tr><td class="n">${percent(share)}</td><td>${mono(line)}</td><td>${mono(ops.join(", "))}</td></tr>`).join("")}</table>`).join("");
   const found = slow.findings.map((f) => `<p><b>${seconds(f.costs_s)}</b> (${percent(f.costs_s / slow.total_s)}) ${escapeHtml(f.text)}</p>` +
     `<dl>${f.line ? `<dt>at</dt><dd>${mono(f.line)}</dd>` : ""}${f.fix ? `<dt>fix</dt><dd>${escapeHtml(f.fix)}</dd>` : ""}</dl>`).join("");
   const which = slow.steady ? "steady" : "of the last, none of them steady,";
   $("slow").innerHTML = `<div class="card-head"><h2>Where the time of a ${slow.unit} goes</h2><span class="hint">${seconds(slow.total_s)}, the mean of ${slow.steps} ${which} ${slow.unit}s</span></div>` +
-    `<p>${escapeHtml(slow.bound)}</p><div class="pair"><div><table>${parts}</table>${lines}</div><div><h3>What could be spared</h3>${found || "<p>nothing was found</p>"}</div></div>`;
+    `<p>${escapeHtml(slow.bound)}</p><div class="pair"><div><table>${parts}</table>${lines}</div><div><h3>What could be saved</h3>${found || "<p>nothing was found</p>"}</div></div>`;
   $("slow").hidden = false;
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lazytpu.debug import op_times
 from lazytpu.debug.folder import JsonObject
-from lazytpu.debug.slow.dear_lines import Lines, device_lines, host_lines
+from lazytpu.debug.slow.costly_lines import Lines, device_lines, host_lines
 from lazytpu.debug.slow.findings import LEAST, Finding, findings
 from lazytpu.debug.slow.steady import PARTS, StepTime, step_time
 
@@ -18,8 +18,8 @@ def text() -> list[str]:
     step = step_time()
     if step is None:
         return []
-    dearest = [line for lines in _lines_of(step) for line in _dearest(lines)]
-    return [*_where(step), *dearest, *_spared(step, findings(step))]
+    costliest = [line for lines in _lines_of(step) for line in _costliest(lines)]
+    return [*_where(step), *costliest, *_saved(step, findings(step))]
 
 
 def table() -> JsonObject:
@@ -43,7 +43,7 @@ def table() -> JsonObject:
 
 
 def _lines_of(step: StepTime) -> list[Lines]:
-    """Return the dearest lines of the side that is the limit, and those that a profile has measured."""
+    """Return the costliest lines of the side that is the limit, and those that a profile has measured."""
     if step.bound != "host" or not step.ops:
         return [device_lines()]
     return [host_lines(), *([device_lines()] if op_times.measured else [])]
@@ -77,18 +77,18 @@ def _verdict(step: StepTime) -> str:
     return f"host-bound: the host works {_ms(host_s)}{compared}"
 
 
-def _dearest(lines: Lines) -> Iterator[str]:
+def _costliest(lines: Lines) -> Iterator[str]:
     if lines.rows:
-        yield f"the dearest lines, {lines.how}"
+        yield f"the costliest lines, {lines.how}"
     for row in lines.rows:
         yield f"  {_percent(row.share):>5}  {row.site.describe()}: {', '.join(row.ops)}"
 
 
-def _spared(step: StepTime, found: list[Finding]) -> Iterator[str]:
+def _saved(step: StepTime, found: list[Finding]) -> Iterator[str]:
     if not found:
-        yield f"nothing was found that could be spared and costs {_percent(LEAST)} of a {step.unit}"
+        yield f"nothing was found that could be saved and costs {_percent(LEAST)} of a {step.unit}"
         return
-    yield f"what could be spared in a {step.unit}, the dearest first"
+    yield f"what could be saved in a {step.unit}, the costliest first"
     for number, each in enumerate(found, 1):
         yield f"  {number}  {_ms(each.costs_s)} ({_percent(step.share(each.costs_s))}): {each.text}"
         for label, said in (("at", each.line), ("fix", each.fix)):

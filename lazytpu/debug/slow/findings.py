@@ -1,4 +1,4 @@
-"""What of a step could be spared: each finding with what it costs, the line and the fix.
+"""What of a step could be saved: each finding with what it costs, the line and the fix.
 
 Costs are seconds of a mean step that are gone where the finding is: those that were counted there, or for a choice
 (`lazytpu.compile`, another dtype) what it would save at most, estimated.
@@ -15,7 +15,7 @@ import torch
 
 from lazytpu.config import config
 from lazytpu.debug.slow import graph_costs
-from lazytpu.debug.slow.dear_lines import Line, cost_of, host_lines
+from lazytpu.debug.slow.costly_lines import Line, cost_of, host_lines
 from lazytpu.debug.slow.steady import StepTime
 from lazytpu.diagnosis import events
 from lazytpu.diagnosis.events import Tally
@@ -40,7 +40,7 @@ _READ_FIXES = (
 
 
 class Finding(NamedTuple):
-    """Something that a step could be spared.
+    """Something that a step could be saved.
 
     Attributes:
         kind: one of `KINDS`.
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 
 
 def findings(step: StepTime) -> list[Finding]:
-    """Return what costs at least `LEAST` of a step, the dearest first."""
+    """Return what costs at least `LEAST` of a step, the costliest first."""
     found = [each for find in KINDS.values() for each in find(step)]
     found = [f._replace(costs_s=min(f.costs_s, step.total_s)) for f in found]
     return sorted([f for f in found if step.share(f.costs_s) >= LEAST], key=lambda f: -f.costs_s)
@@ -115,10 +115,10 @@ def _reads(step: StepTime) -> Iterator[Finding]:
     kept = _read_tallies()
     stalls = {key: t.count * min(t.seconds / t.count, step.host_s) for key, t in kept.items()}
     stalled = sum(stalls.values()) or 1.0
-    spared_s = min(stalled / step.noted, step.parts["waiting_s"], step.host_s)
+    saved_s = min(stalled / step.noted, step.parts["waiting_s"], step.host_s)
     cut_s = step.host_s / max(1.0, step.executions)
     for (what, line), tally in kept.items():
-        costs_s = spared_s * stalls[what, line] / stalled
+        costs_s = saved_s * stalls[what, line] / stalled
         if step.executions > _MANY_CUTS and (what, line) in events.cuts:
             costs_s += cut_s * tally.count / step.noted
         ms = 1e3 * tally.seconds / tally.count
@@ -167,21 +167,21 @@ def _host(step: StepTime) -> Iterator[Finding]:
         return
     if step.executions > _MANY_CUTS or step.copies > max(step.ops, _FEW_OPS):
         return  # cutting, or copying, is what takes the time
-    spared_s = step.parts["python_s"] + step.parts["recording_s"] + step.parts["cutting_s"]
+    saved_s = step.parts["python_s"] + step.parts["recording_s"] + step.parts["cutting_s"]
     elsewhere = sum(t.seconds for t in (*events.fallbacks.values(), *events.uploads.values())) / step.noted
-    spared_s -= max(0.0, elsewhere - step.parts["transferring_s"])
-    spared_s = min(spared_s, step.host_s - step.device_s)
-    problems = [*_unreplayed(step, spared_s)]
+    saved_s -= max(0.0, elsewhere - step.parts["transferring_s"])
+    saved_s = min(saved_s, step.host_s - step.device_s)
+    problems = [*_unreplayed(step, saved_s)]
     if problems:
         yield from problems
-    elif spared_s > _PYTHON_S * max(step.ops, _FEW_OPS) or not step.ops:
+    elif saved_s > _PYTHON_S * max(step.ops, _FEW_OPS) or not step.ops:
         text = f"Python works outside of torch: a {step.unit} records {step.ops:.0f} ops"
         yield Finding(
-            "python", text, "", "find it with cProfile or py-spy; lazytpu.DeviceLoader takes batches off", spared_s
+            "python", text, "", "find it with cProfile or py-spy; lazytpu.DeviceLoader takes batches off", saved_s
         )
     elif lines := host_lines().rows:
         text = f"the host records {step.ops:.0f} ops in each {step.unit}, {100 * lines[0].share:.0f} % of them here"
-        yield Finding("host", text, lines[0].site.describe(), _host_fix(lines[0]), spared_s)
+        yield Finding("host", text, lines[0].site.describe(), _host_fix(lines[0]), saved_s)
 
 
 def _host_fix(line: Line) -> str:
@@ -192,18 +192,18 @@ def _host_fix(line: Line) -> str:
     return fix
 
 
-def _unreplayed(step: StepTime, spared_s: float) -> Iterator[Finding]:
+def _unreplayed(step: StepTime, saved_s: float) -> Iterator[Finding]:
     for function, problem in events.unreplayed:
         found = _PLACE.search(problem)
         text = f"{function} is recorded in every call: {problem}"
         fix = "make what changes an argument, or a tensor of the device that the function updates; read outside of it"
         line = found[1] if found else events.functions[function].describe()
-        yield Finding("unreplayed", text, line, fix, spared_s)
+        yield Finding("unreplayed", text, line, fix, saved_s)
     for (function, change), n in events.rerecorded.items():
         text = f"{function} is recorded again, {n} x in {step.noted} {step.unit}s: {change}"
         fix = "make what changes an argument, or a tensor of the device"
         line = events.functions[function].describe()
-        yield Finding("unreplayed", text, line, fix, spared_s * min(1.0, 2 * n / step.noted))
+        yield Finding("unreplayed", text, line, fix, saved_s * min(1.0, 2 * n / step.noted))
 
 
 def _dtypes(step: StepTime) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ class Line:
     Attributes:
         site: the line, and the module that is called there.
         share: of all, from 0 to 1.
-        ops: names of the dearest ops there.
+        ops: names of the costliest ops there.
     """
 
     site: Site
@@ -38,10 +38,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The dearest lines.
+    """The costliest lines.
 
     Attributes:
-        rows: at most `MOST`, the dearest first.
+        rows: at most `MOST`, the costliest first.
         how: how that is known.
     """
 
@@ -70,7 +70,7 @@ def graphs_in_use() -> Iterator[tuple[Graph, int]]:
 
 
 def cost_of(wanted: Callable[[Graph, Node], bool]) -> tuple[float, Site | None, Node | None]:
-    """Return what part of the device's work the wanted ops are, and the line and op of the dearest of them."""
+    """Return what part of the device's work the wanted ops are, and the line and op of the costliest of them."""
     total = 0.0
     found: dict[Node, float] = {}
     for graph, runs in graphs_in_use():
@@ -82,8 +82,8 @@ def cost_of(wanted: Callable[[Graph, Node], bool]) -> tuple[float, Site | None, 
     lines = _ranked(found.items())
     if not total or not lines:
         return 0.0, None, None
-    dearest = max(found, key=lambda n: found[n] * (_place(n.site) == _place(lines[0].site)))
-    return sum(found.values()) / total, lines[0].site, dearest
+    costliest = max(found, key=lambda n: found[n] * (_place(n.site) == _place(lines[0].site)))
+    return sum(found.values()) / total, lines[0].site, costliest
 
 
 def _place(site: Site) -> tuple[str, int, str]:
@@ -91,7 +91,7 @@ def _place(site: Site) -> tuple[str, int, str]:
 
 
 def _ranked(rows: Iterable[tuple[Node | None, float]]) -> tuple[Line, ...]:
-    """Return the dearest lines and modules; an op and its gradient are at one."""
+    """Return the costliest lines and modules; an op and its gradient are at one."""
     total = 0.0
     lines: dict[tuple[str, int, str], dict[str, float]] = {}
     for node, cost in rows:
@@ -100,11 +100,11 @@ def _ranked(rows: Iterable[tuple[Node | None, float]]) -> tuple[Line, ...]:
             ops = lines.setdefault(_place(node.site), {})
             ops[node.op.name] = ops.get(node.op.name, 0.0) + cost
     costs = {place: sum(ops.values()) for place, ops in lines.items()}
-    dearest = sorted(costs, key=lambda place: -costs[place])[:MOST]
+    costliest = sorted(costs, key=lambda place: -costs[place])[:MOST]
     return tuple(
         [
             Line(Site(*place), costs[place] / total, tuple(sorted(lines[place], key=lambda op: -lines[place][op])[:3]))
-            for place in dearest
+            for place in costliest
             if costs[place] >= _LEAST * total
         ]
     )
