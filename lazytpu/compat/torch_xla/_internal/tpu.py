@@ -26,6 +26,3 @@ def version() -> int:
     """Return the generation of the TPU, such as 5; 0 on other platforms."""
     found = re.search(r"v(\d+)", xla_model.xla_device_kind()) if num_available_chips() else None
     return int(found[1]) if found else 0
-
-
-__all__ = ["num_available_chips", "num_available_devices", "version"]

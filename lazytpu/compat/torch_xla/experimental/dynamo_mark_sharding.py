@@ -36,5 +36,3 @@ def dynamo_mark_sharding(
 
 _library.impl("dynamo_mark_sharding", dynamo_mark_sharding, "CompositeExplicitAutograd")
 _library.impl("dynamo_mark_sharding", dynamo_mark_sharding, "PrivateUse1")
-
-__all__ = ["dynamo_mark_sharding"]

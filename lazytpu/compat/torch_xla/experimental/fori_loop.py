@@ -48,6 +48,3 @@ def fori_loop(
         return left - 1, *(made if isinstance(made, (tuple, list)) else (made,))
 
     return while_loop(lambda left, *_: (left > 0).reshape(()), step, (upper - lower, *input_value))
-
-
-__all__ = ["fori_loop", "while_loop"]

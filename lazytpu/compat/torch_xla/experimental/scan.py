@@ -46,6 +46,3 @@ def scan(
     with dont_skip_tracing():  # Dynamo passes over functions of this package
         carry, ys = torch_scan(step, init, xs)
     return carry, ys
-
-
-__all__ = ["scan"]

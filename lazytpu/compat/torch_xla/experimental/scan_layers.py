@@ -29,6 +29,3 @@ def scan_layers(
     """
     again = getattr(partition_fn, "__name__", "").startswith("min_cut_rematerialization")
     return lazytpu.scan_layers(list(layers), input_data, checkpoint=again)
-
-
-__all__ = ["scan_layers"]

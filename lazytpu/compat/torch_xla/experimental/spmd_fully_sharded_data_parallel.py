@@ -90,6 +90,3 @@ class SpmdFullyShardedDataParallel(Wrapper):
 
 def _spec(tensor: torch.Tensor, dim: int, axes: tuple[str, ...] = ("fsdp",)) -> tuple[tuple[Axis, ...] | None, ...]:
     return tuple([axes if i == dim else None for i in range(tensor.dim())])
-
-
-__all__ = ["SpmdFullyShardedDataParallel"]

@@ -17,6 +17,3 @@ to_dlpack: Callable[[torch.Tensor], object] = vars(dlpack)["to_dlpack"]  # which
 def from_dlpack(ext_tensor: object) -> torch.Tensor:
     """Return a device tensor with the contents of another library's tensor, or of a capsule."""
     return dlpack.from_dlpack(ext_tensor).to(lazytpu.device())
-
-
-__all__ = ["from_dlpack", "to_dlpack"]

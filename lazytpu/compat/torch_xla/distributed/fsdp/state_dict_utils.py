@@ -59,6 +59,3 @@ def consolidate_sharded_model_checkpoints(
     if save_model:
         torch.save({"model": whole}, target)
     return whole, str(target) if save_model else None
-
-
-__all__ = ["consolidate_sharded_model_checkpoints", "consolidate_sharded_state_dicts"]

@@ -16,6 +16,3 @@ def checkpoint_module(module: nn.Module) -> nn.Module:
     """Have a module compute its activations anew in the backward pass; return it."""
     vars(module)["forward"] = functools.partial(checkpoint, module.forward, use_reentrant=False)
     return module
-
-
-__all__ = ["checkpoint_module"]

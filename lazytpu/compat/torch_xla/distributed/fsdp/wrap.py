@@ -76,12 +76,3 @@ def _wrapped(module: nn.Module, policy: Policy, wrap: Callable[[nn.Module], nn.M
     if policy(module=module, recurse=False, unwrapped_params=elements - taken):
         return wrap(module), elements
     return module, taken
-
-
-__all__ = [
-    "always_wrap_policy",
-    "lambda_auto_wrap_policy",
-    "size_based_auto_wrap_policy",
-    "transformer_auto_wrap_policy",
-    "wrap_submodules",
-]

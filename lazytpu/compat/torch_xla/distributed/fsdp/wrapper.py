@@ -34,6 +34,3 @@ class Wrapper(nn.Module):
     def __getitem__(self, key: int) -> object:
         found: object = getattr(type(self.module), "__getitem__")(self.module, key)  # noqa: B009
         return found
-
-
-__all__ = ["Wrapper"]

@@ -137,4 +137,3 @@ _OPTIONS = {
     "reduce_scatter_bucket_size_mb",
     "coalesce_all_gather_ops",
 }
-__all__ = ["XlaFullyShardedDataParallel"]

@@ -144,13 +144,3 @@ def _with_module(function: Callable[..., object]) -> Callable[[nn.Module, object
     if len(inspect.signature(function).parameters) == 2:
         return lambda _, value, mesh: function(value, mesh)
     return function
-
-
-__all__ = [
-    "auto_policy",
-    "convert_to_xla_mesh",
-    "convert_to_xla_partition_spec",
-    "redistribute",
-    "xla_distribute_module",
-    "xla_distribute_tensor",
-]

@@ -108,6 +108,3 @@ def _tiles(sharding: str) -> tuple[NDArray[np.int64], bool]:
 
 def _numbers(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
-
-
-__all__ = ["construct_v1_sharding_str", "visualize_sharding", "visualize_tensor_sharding"]

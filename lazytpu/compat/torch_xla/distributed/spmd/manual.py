@@ -85,6 +85,3 @@ def _spec(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> tuple[t
         f"Partition spec length ({len(partition_spec)}) should be equal to the input rank ({t.dim()})."
     )
     return mesh.spec_of(partition_spec)
-
-
-__all__ = ["disable_manual_sharding", "enable_manual_sharding"]

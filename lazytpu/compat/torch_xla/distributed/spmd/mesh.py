@@ -162,6 +162,3 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
     """Return the mesh of all devices along one axis."""
     ids = meshes.devices()
     return Mesh(np.array(ids), (len(ids),), None if axis_name is None else (axis_name,))
-
-
-__all__ = ["Axis", "HybridMesh", "Mesh", "PartitionSpec", "get_1d_mesh", "get_global_mesh", "set_global_mesh"]

@@ -107,6 +107,3 @@ def text_of(found: ir.Sharding) -> str:
     if os.environ.get("CONVERT_SHLO_TO_SHARDY", "0").lower() in ("1", "true") and made.counts:
         return meshes.hlo_sharding(found)
     return str(made)
-
-
-__all__ = ["OpSharding", "ShardingType", "op_sharding_of", "text_of"]

@@ -131,6 +131,3 @@ class CheckpointManager:
         if self.max_to_keep and world.rank() == 0:
             for step in self.all_steps()[: -self.max_to_keep]:
                 shutil.rmtree(self.base_path / str(step))
-
-
-__all__ = ["CheckpointManager"]

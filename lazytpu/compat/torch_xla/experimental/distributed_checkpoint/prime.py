@@ -24,6 +24,3 @@ def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             p.grad = grad
     lazytpu.mark_step()
     return optimizer
-
-
-__all__ = ["prime_optimizer"]
