@@ -104,9 +104,8 @@ def _collective(kind: str, instruction: Instruction, computation: Computation, m
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         types = types[len(types) // 2 :] if instruction.opcode.startswith("all") else types[1:2]
     if kind == "reduce-scatter" and instruction.opcode.startswith("reduce-scatter"):
-        known = {i.name: i for i in computation.instructions}
         types = arrays_of(instruction.inside) or [
-            t for name in instruction.operands for t in arrays_of(known[name].type)
+            t for name in instruction.operands for t in arrays_of(computation.by_name[name].type)
         ]
     groups = groups_of(instruction.attributes, prod(mesh.shape))
     axis, size = axis_of(groups, mesh), max(map(len, groups), default=1)
@@ -156,15 +155,13 @@ def _near(instruction: Instruction, names: Names, module: Module) -> list[int]:
         if found or depth > 8:
             return found
         computation = home[at.line]
-        known = {i.name: i for i in computation.instructions}
         if at.opcode == "parameter":
             for caller, user in module.callers.get(computation.name, ()):
-                inside = {i.name: i for i in caller.instructions}
                 position = int(at.inside) if at.inside.isdigit() else 0
                 if position < len(user.operands):
-                    waiting.append((inside[user.operands[position]], depth + 1))
-        waiting += [(known[n], depth + 1) for n in at.operands if n in known]
-        waiting += [(i, depth + 1) for n in at.called for i in module.computations[n].instructions if i.root]
+                    waiting.append((caller.by_name[user.operands[position]], depth + 1))
+        waiting += [(computation.by_name[n], depth + 1) for n in at.operands if n in computation.by_name]
+        waiting += [(root, depth + 1) for n in at.called if (root := module.computations[n].root)]
     return []
 
 

@@ -62,16 +62,14 @@ def unified(old: Text, new: Text) -> str:
         for kind, i, j, k, m in group:
             if kind == "equal":
                 out += [f" {line}" for line in new.lines[k:m]]
-            elif j - i == m - k and _same_ops(old.keys[i:j], new.keys[k:m]):  # the same ops with other types, in pairs
+            elif list(map(_OP.findall, old.keys[i:j])) == list(
+                map(_OP.findall, new.keys[k:m])
+            ):  # with other types, in pairs
                 pairs = zip(old.lines[i:j], new.lines[k:m], strict=True)
                 out += [text for a, b in pairs for text in (f"-{a}", f"+{b}")]
             else:
                 out += [f"-{line}" for line in old.lines[i:j]] + [f"+{line}" for line in new.lines[k:m]]
     return "\n".join([f"--- {old.name}", f"+++ {new.name}", *out]) if out else ""
-
-
-def _same_ops(old: Sequence[str], new: Sequence[str]) -> bool:
-    return [_OP.findall(x) for x in old] == [_OP.findall(x) for x in new]
 
 
 class _Matcher(SequenceMatcher[str]):

@@ -16,7 +16,6 @@ from lazytpu.ir.subgraph import Subgraph
 from lazytpu.ir.tree import Node, Value, operands
 
 aten = torch.ops.aten
-Size = tuple[int, ...]
 
 # Ops that move data or make constants, and compute nothing.
 _NO_COMPUTATION = frozenset(
@@ -60,26 +59,12 @@ def _iterations(node: Node) -> int:
     return int(named["xs"][0].layout.size[0]) if "xs" in named else 1
 
 
-def _linear(x: Size, weight: Size, bias: Size | None = None) -> int:
-    return 2 * prod(x) * weight[0]
-
-
-def _linear_backward(x: Size, grad: Size, weight: Size, mask: list[bool]) -> int:
-    return 2 * prod(x) * weight[0] * (mask[0] + mask[1])
-
-
-def _attention(query: Size, key: Size, value: Size, *rest: object) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-def _attention_backward(grad: Size, query: Size, key: Size, value: Size, *rest: object) -> int:
-    return int(sdpa_backward_flop_count(grad, query, key, value))
-
-
 # Ops that torch's counter does not know, because other devices record them in parts.
 _FORMULAS: dict[object, Callable[..., int]] = {
-    aten.linear: _linear,
-    aten.linear_backward: _linear_backward,
-    aten._scaled_dot_product_fused_attention_overrideable: _attention,
-    aten._scaled_dot_product_fused_attention_overrideable_backward: _attention_backward,
+    aten.linear: lambda x, weight, *bias: 2 * prod(x) * weight[0],
+    aten.linear_backward: lambda x, grad, weight, mask: 2 * prod(x) * weight[0] * (mask[0] + mask[1]),
+    aten._scaled_dot_product_fused_attention_overrideable: lambda *given: int(sdpa_flop_count(*given[:3])),
+    aten._scaled_dot_product_fused_attention_overrideable_backward: (
+        lambda *given: int(sdpa_backward_flop_count(*given[:4]))
+    ),
 }

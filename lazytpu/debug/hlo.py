@@ -47,7 +47,7 @@ class Instruction:
     inside: str = ""
 
 
-@dataclass(slots=True)
+@dataclass
 class Computation:
     """A list of instructions; ``line`` is that of its header."""
 
@@ -55,6 +55,25 @@ class Computation:
     line: int
     entry: bool
     instructions: list[Instruction] = field(default_factory=list)
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        """The instructions by name."""
+        return {i.name: i for i in self.instructions}
+
+    @cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        """The instructions that take each as an operand."""
+        found: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions:
+            for name in instruction.operands:
+                found.setdefault(name, []).append(instruction)
+        return found
+
+    @cached_property
+    def root(self) -> Instruction | None:
+        """The instruction whose result is that of the computation."""
+        return next((i for i in self.instructions if i.root), None)
 
 
 @dataclass
@@ -99,11 +118,11 @@ class Module:
         if found := _TRIPS.search(instruction.attributes):
             return int(found[1])
         condition = _CONDITION.search(instruction.attributes)
-        known = {i.name: i for i in self.computations[condition[1]].instructions} if condition else {}
-        for root in known.values():
-            if root.root and root.opcode == "compare" and "direction=LT" in root.attributes:
-                end = known[root.operands[1]]
-                return int(end.inside) if end.opcode == "constant" and end.inside.isdigit() else 1
+        computation = self.computations[condition[1]] if condition else None
+        root = computation and computation.root
+        if computation and root and root.opcode == "compare" and "direction=LT" in root.attributes:
+            end = computation.by_name[root.operands[1]]
+            return int(end.inside) if end.opcode == "constant" and end.inside.isdigit() else 1
         return 1
 
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:

@@ -163,24 +163,20 @@ def _moved(instruction: Instruction, types: Mapping[str, list[ArrayType]], modul
 
 
 def _of_fusion(instruction: Instruction, body: Computation, types: Mapping[str, list[ArrayType]]) -> int:
-    inside = {i.name: i for i in body.instructions}
-    users: dict[str, list[Instruction]] = {}
-    for i in body.instructions:
-        for name in i.operands:
-            users.setdefault(name, []).append(i)
+    inside = body.by_name
     parameters = {int(i.inside): i for i in body.instructions if i.opcode == "parameter"}
     total = 0
     overwritten = set()
     for position, name in enumerate(instruction.operands):
         whole = sum(map(_outside, types.get(name, ())))
-        found = users.get(parameters[position].name, []) if position in parameters else []
+        found = body.users.get(parameters[position].name, []) if position in parameters else []
         parts = [_part_used(user, parameters[position].name, inside) for user in found]
         if whole and found and all(part is not None for part in parts):
             total += min(whole, sum(part or 0 for part in parts))
             overwritten |= {i.name for i in found if i.opcode == "dynamic-update-slice"}
         else:
             total += whole
-    roots = [i for i in body.instructions if i.root]
+    roots = [body.root] if body.root else []
     written = [inside[n] for n in roots[0].operands if n in inside] if roots and roots[0].opcode == "tuple" else roots
     for root, result in zip(written, arrays_of(instruction.type), strict=False):
         if root.opcode == "dynamic-update-slice" and root.name in overwritten:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
 
 from lazytpu.debug.hlo import Computation, Instruction, Module
 
@@ -24,10 +23,6 @@ class Sources:
     def __init__(self, module: Module) -> None:
         self._module = module
 
-    @cached_property
-    def _known(self) -> dict[str, dict[str, Instruction]]:
-        return {c.name: {i.name: i for i in c.instructions} for c in self._module.computations.values()}
-
     def are_inputs(self, computation: Computation, instruction: Instruction) -> bool:
         """Return whether all operands of an instruction are inputs, as they came or in another form."""
         return bool(instruction.operands) and all(
@@ -36,7 +31,7 @@ class Sources:
 
     def _is_input(self, computation: Computation, name: str, index: int | None, left: int) -> bool:
         """Return whether a value, or an element of a tuple, is an input."""
-        found = self._known[computation.name].get(name)
+        found = computation.by_name.get(name)
         if found is None or not left:
             return False
         if found.opcode == "parameter":
@@ -51,12 +46,11 @@ class Sources:
         if found.opcode == "concatenate" or (found.opcode == "maximum" and found.op_name.endswith(_STACKED)):
             return all(self._is_input(computation, name, None, left - 1) for name in found.operands)
         if found.opcode == "custom-call" and _STARTED in found.attributes and index == 0:  # what a collective takes
-            taken = self._known[computation.name][found.operands[0]].operands
+            taken = computation.by_name[found.operands[0]].operands
             return bool(taken) and self._is_input(computation, taken[0], None, left - 1)
         if found.opcode in ("fusion", "call", "async-start") and found.called:
             body = self._module.computations[found.called[0]]
-            root = next((i for i in body.instructions if i.root), None)
-            return root is not None and self._is_input(body, root.name, index, left - 1)
+            return body.root is not None and self._is_input(body, body.root.name, index, left - 1)
         if found.opcode == "while" and index is not None and self._is_kept(found, index):
             return self._is_input(computation, found.operands[0], index, left - 1)
         return False
@@ -64,11 +58,11 @@ class Sources:
     def _is_kept(self, loop: Instruction, index: int) -> bool:
         """Return whether each iteration of a loop leaves an element of its state as it is."""
         name = _BODY.search(loop.attributes)
-        body = self._module.computations[name[1]].instructions if name else []
-        root = next((i for i in body if i.root), None)
-        if root is None or root.opcode != "tuple":
+        body = self._module.computations[name[1]] if name else None
+        root = body and body.root
+        if body is None or root is None or root.opcode != "tuple":
             return False
-        known = {i.name: i for i in body}
+        known = body.by_name
         found = known[root.operands[index]]
         while found.opcode in _MOVES and found.operands:
             found = known[found.operands[0]]

@@ -145,18 +145,14 @@ def _neighbours(computation: Computation, found: dict[int, Origin]) -> None:
 
     The tuple that a loop begins with holds inputs too: it and its parts belong to the loop.
     """
-    by_name = {i.name: i for i in computation.instructions}
+    by_name = computation.by_name
     for instruction in computation.instructions:
         if found[instruction.line].how == "unknown" and (instruction.opcode != "tuple" or instruction.root):
             near = [found[by_name[n].line] for n in instruction.operands if n in by_name]
             _take(instruction, near, "operand", found)
-    users: dict[str, list[Instruction]] = {}
-    for instruction in computation.instructions:
-        for name in instruction.operands:
-            users.setdefault(name, []).append(instruction)
     for instruction in reversed(computation.instructions):
         if found[instruction.line].how == "unknown":
-            near = [found[u.line] for u in users.get(instruction.name, ())]
+            near = [found[u.line] for u in computation.users.get(instruction.name, ())]
             _take(instruction, [o for o in near if o.how != "result"], "user", found)
 
 

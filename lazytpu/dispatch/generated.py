@@ -209,11 +209,8 @@ def _commit(op: Op, stores: list[str]) -> list[str]:
 
 def _general(op: Op) -> str:
     """Start again in the general kernel."""
-    return f"return general({', '.join(_pass(i, a) for i, a in enumerate(op.arguments))})"
-
-
-def _pass(i: int, argument: Argument) -> str:
-    return f"{argument.name}=a{i}" if argument.kwarg_only else f"a{i}"
+    given = [f"{a.name}=a{i}" if a.kwarg_only else f"a{i}" for i, a in enumerate(op.arguments)]
+    return f"return general({', '.join(given)})"
 
 
 def source_of(op: Op, lines: list[str]) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from lazytpu.diagnosis import events
 from lazytpu.dispatch.general import META, on_other_device, record_new
-from lazytpu.ir.op_schema import Arg, aten, op_of
+from lazytpu.ir.op_schema import Arg, Op, aten, op_of
 from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.location import conversion
 from lazytpu.location.site import line_here
@@ -350,17 +350,23 @@ def native_batch_norm(
         return aten.native_batch_norm.default.redispatch(META, x, weight, bias, mean, var, training, momentum, eps)
     if mean is None or var is None:
         return record_new(_NO_STATS, [x, weight, bias, training or mean is None, momentum, eps])
+    bound = [x, weight, bias, mean, var, training, momentum, eps]
+    if training:
+        return _with_statistics(_BATCH_NORM, bound)
+    no_statistics = [uninitialized((0,), (1,), x.dtype) for _ in range(2)]  # eager saves nothing then
+    return record_new(_BATCH_NORM, bound)[0], *no_statistics
+
+
+def _with_statistics(op: Op, bound: Sequence[Arg]) -> tuple[torch.Tensor, ...]:
+    """Record a batch norm whose last two results go to the running statistics; return the others."""
+    mean, var = bound[3:5]
     with lock:
         transaction = Transaction()
         while transaction.open():
-            values = record(_BATCH_NORM, [x, weight, bias, mean, var, training, momentum, eps]).values
-            if training:
-                transaction.write_all((cell_of(mean), cell_of(var)), values[3:])
-            made = transaction.write_new(values[: 3 if training else 1])
-    results = [make(storage) for storage in made.values()]
-    if not training:  # eager saves nothing then
-        results += [uninitialized((0,), (1,), x.dtype) for _ in range(2)]
-    return tuple(results)
+            *values, new_mean, new_var = record(op, bound).values
+            transaction.write_all((cell_of(mean), cell_of(var)), (new_mean, new_var))
+            made = transaction.write_new(values)
+    return tuple([make(storage) for storage in made.values()])
 
 
 @kernel("_batch_norm_with_update")
@@ -375,10 +381,4 @@ def batch_norm_with_update(
 ) -> object:
     if on_other_device((x, weight, bias, mean, var), {}):
         return aten._batch_norm_with_update.default.redispatch(META, x, weight, bias, mean, var, momentum, eps)
-    with lock:
-        transaction = Transaction()
-        while transaction.open():
-            values = record(_WITH_UPDATE, [x, weight, bias, mean, var, momentum, eps]).values
-            transaction.write_all((cell_of(mean), cell_of(var)), values[4:])
-            made = transaction.write_new(values[:4])
-    return tuple([make(storage) for storage in made.values()])
+    return _with_statistics(_WITH_UPDATE, [x, weight, bias, mean, var, momentum, eps])

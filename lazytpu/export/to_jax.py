@@ -79,7 +79,7 @@ def convert(program: Any, *, inline: bool, platforms: Sequence[str]) -> Converte
     if inline:
         signature = Signature(**{**vars(signature), "weights": ()})
     types = [
-        [_type(s) for s in signature.weights],
+        [jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)) for s in signature.weights],
         *[_input_type(functional, s, sizes) for s in inputs if _is_input(s)],
     ]
     if signature.random:
@@ -139,10 +139,6 @@ def _weight(program: Any, spec: Any) -> np.ndarray[Any, Any]:
     return host_array(kept[target])
 
 
-def _shape(meta: Any, sizes: Mapping[Any, Any]) -> tuple[object, ...]:
-    return tuple([evaluate_size(n, dict(sizes)) for n in meta.shape])
-
-
 def _meta(program: Any, name: str) -> Any:
     return next(node.meta["val"] for node in program.graph.nodes if node.name == name)
 
@@ -155,11 +151,8 @@ def _input_type(program: Any, spec: Any, sizes: Mapping[Any, Any]) -> jax.ShapeD
             fix="give it as a tensor, or keep it constant",
         )
     meta = _meta(program, spec.arg.name)
-    return jax.ShapeDtypeStruct(_shape(meta, sizes), to_numpy(meta.dtype))
-
-
-def _type(spec: ArraySpec) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype))
+    shape = tuple([evaluate_size(n, dict(sizes)) for n in meta.shape])
+    return jax.ShapeDtypeStruct(shape, to_numpy(meta.dtype))
 
 
 def _signature(program: Any, sizes: Mapping[object, object], weights: Weights) -> Signature:

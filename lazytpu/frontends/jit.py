@@ -81,12 +81,10 @@ class _Jit:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program of these arguments."""
-        given = [x if self._is_static(i) else _traced(x) for i, x in enumerate(args)]
+        names = [*self._names, *[None] * len(args)]
+        given = [x if name in self._static else _traced(x) for name, x in zip(names, args, strict=False)]
         named = {k: x if k in self._static else _traced(x) for k, x in kwargs.items()}
         return self._call(given, named)
-
-    def _is_static(self, position: int) -> bool:
-        return position < len(self._names) and self._names[position] in self._static
 
     def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         from torch._dynamo import config, exc  # a second to import, and torch.compile has done it

@@ -69,7 +69,7 @@ def reads_before(graph: Graph) -> dict[Value, list[Value]]:
             if value in numbers:
                 bits |= 1 << numbers[value]
                 unknown |= 1 << numbers[value]
-                if _is_product(node) and _has_bits(value):
+                if getattr(node.op.recorded, "_opname", "") in _PRODUCTS and _has_bits(value):
                     known[value] = value
             before[value] = bits
             if value in outputs and bits & unknown and _has_bits(value):
@@ -150,10 +150,6 @@ def _element(argument: Arg, n: int, length: int) -> Arg:
 def _has_bits(value: Value) -> bool:
     """Return whether an element's bits can be looked at."""
     return not value.layout.dtype.is_complex and value.layout.dtype is not torch.bool and 0 not in value.layout.size
-
-
-def _is_product(node: Node) -> bool:
-    return getattr(node.op.recorded, "_opname", "") in _PRODUCTS
 
 
 def _updates(node: Node) -> bool:

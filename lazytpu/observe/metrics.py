@@ -80,11 +80,6 @@ def all_sizes() -> dict[str, Series]:
     return dict(_sizes)
 
 
-def sizes(name: str) -> Series | None:
-    """Return the sizes in bytes of the transfers of a name, None where there were none."""
-    return _sizes.get(name)
-
-
 def add_time(name: str, seconds: float) -> None:
     """Add one measurement to a timer."""
     timer(name).add(seconds)

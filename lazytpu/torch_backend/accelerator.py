@@ -37,10 +37,6 @@ class _DeviceGuard(torch._C._acc.DeviceGuard):
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
-def _capability(index: int) -> dict[str, object]:
-    return {"supported_dtypes": supported()}
-
-
 def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """Return what pins a CPU tensor: a copy of it.  XLA's transfers gain nothing from page-locked memory."""
     if device is not None and device.type != config.device_name:
@@ -51,7 +47,7 @@ def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> tor
 _FUNCTIONS = {
     "_accelerator_synchronizeDevice": module.synchronize,
     "_accelerator_setDeviceIndex": module.set_device,
-    "_accelerator_getDeviceCapability": _capability,
+    "_accelerator_getDeviceCapability": lambda index: {"supported_dtypes": supported()},
     "_accelerator_isAllocatorInitialized": module.is_initialized,
     "_accelerator_emptyCache": module.empty_cache,
     "_accelerator_emptyHostCache": module.empty_cache,

@@ -19,7 +19,10 @@ from lazytpu import random
 from lazytpu.config import config
 from lazytpu.runtime import client
 from lazytpu.torch_backend import fork, rank_device
-from lazytpu.torch_backend.streams import Event, Stream
+from lazytpu.torch_backend.device import device_count as device_count
+from lazytpu.torch_backend.device import is_available as is_available
+from lazytpu.torch_backend.streams import Event as Event
+from lazytpu.torch_backend.streams import Stream
 from lazytpu.tracing.step import wait
 
 Device = torch.device | str | int | None
@@ -57,18 +60,7 @@ def is_initialized() -> bool:
     return True
 
 
-def is_available() -> bool:
-    """Return True: jax finds a device, if only the CPU."""
-    return True
-
-
-def _is_in_bad_fork() -> bool:
-    return fork.in_child()
-
-
-def device_count() -> int:
-    """Return how many devices there are: one, or as many as processes on this host."""
-    return rank_device.count()
+_is_in_bad_fork = fork.in_child
 
 
 def current_device() -> int:
@@ -299,55 +291,3 @@ amp.__dict__.update(
     custom_fwd=functools.partial(torch.amp.custom_fwd, device_type=config.device_name),
     custom_bwd=functools.partial(torch.amp.custom_bwd, device_type=config.device_name),
 )
-
-__all__ = [
-    "DeviceProperties",
-    "Event",
-    "OutOfMemoryError",
-    "Stream",
-    "StreamContext",
-    "amp",
-    "current_device",
-    "current_stream",
-    "default_stream",
-    "device",
-    "device_count",
-    "device_of",
-    "empty_cache",
-    "get_amp_supported_dtype",
-    "get_device_capability",
-    "get_device_name",
-    "get_device_properties",
-    "get_rng_state",
-    "get_rng_state_all",
-    "init",
-    "initial_seed",
-    "ipc_collect",
-    "is_available",
-    "is_bf16_supported",
-    "is_current_stream_capturing",
-    "is_initialized",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "max_memory_cached",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_cached",
-    "memory_reserved",
-    "memory_stats",
-    "memory_summary",
-    "reset_accumulated_memory_stats",
-    "reset_max_memory_allocated",
-    "reset_max_memory_cached",
-    "reset_peak_memory_stats",
-    "seed",
-    "seed_all",
-    "set_device",
-    "set_rng_state",
-    "set_rng_state_all",
-    "set_stream",
-    "stream",
-    "synchronize",
-]

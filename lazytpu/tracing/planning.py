@@ -95,11 +95,6 @@ def forget_interpreted() -> None:
     _named.clear()
 
 
-def _unnamed(value: Value) -> str:
-    """Name no tensor."""
-    return ""
-
-
 def executable_of(
     graph: Graph,
     key: Any,
@@ -123,7 +118,7 @@ def executable_of(
         site = trace.parted[1].site
         _named[site.file, site.line] += 1
         if _named[site.file, site.line] > _MOST_NAMED:
-            context = replace(context, describe=_unnamed)
+            context = replace(context, describe=lambda value: "")
     if unfit is not None:
         cause = cause_of_scalars(unfit.graph, trace.floats, trace.ints)
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lazytpu.ir.op_schema import aten, op_of
+from lazytpu.ir.op_schema import OpOverload, aten, op_of
 from lazytpu.ir.tree import Value, trace
 from lazytpu.ir.types import overlaps
 from lazytpu.tensors.layout import CONJ, NEG, Layout, root_layout
@@ -118,19 +118,11 @@ _PAD = op_of(aten.constant_pad_nd.default)
 _INDEX_PUT = op_of(aten.index_put.default)
 _SHORTER = op_of(aten.slice.Tensor)
 
-_VIEW = op_of(aten.view.default)
 _PERMUTE = op_of(aten.permute.default)
 _TRANSPOSE = op_of(aten.transpose.int)
-_VIEW_DTYPE = op_of(aten.view.dtype)
-_SELECT = op_of(aten.select_scatter.default)
-_SLICE = op_of(aten.slice_scatter.default)
-_DIAGONAL = op_of(aten.diagonal_scatter.default)
 _AS_STRIDED = op_of(aten.as_strided_scatter.default)
-_VIEW_AS_COMPLEX = op_of(aten.view_as_complex.default)
-_VIEW_AS_REAL = op_of(aten.view_as_real.default)
 _CONJ = op_of(aten._conj.default)
 _NEG = op_of(aten.neg.default)
-_REAL, _IMAG = op_of(aten.real.default), op_of(aten.imag.default)
 
 
 def _record(op: Any, parent: Layout, *args: Any) -> Value:
@@ -139,8 +131,16 @@ def _record(op: Any, parent: Layout, *args: Any) -> Value:
     return found
 
 
-def _reshape(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_VIEW, parent, value, list(parent.size))
+def _undone(overload: OpOverload, arguments: Callable[[Layout, Layout], tuple[Any, ...]] = lambda *_: ()) -> Inverse:
+    """Return the inverse by one op of the value, with ``arguments(parent, layout)``."""
+    op = op_of(overload)
+    return lambda above, parent, layout, value: _record(op, parent, value, *arguments(parent, layout))
+
+
+def _scattered(overload: OpOverload) -> Inverse:
+    """Return the inverse by an op that puts the value into the parent's."""
+    op = op_of(overload)
+    return lambda above, parent, layout, value: _record(op, parent, above(), value, *layout.args)
 
 
 def _permute(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
@@ -148,73 +148,24 @@ def _permute(above: Callable[[], Value], parent: Layout, layout: Layout, value: 
     return _record(_PERMUTE, parent, value, [dims.index(d) for d in range(len(dims))])
 
 
-def _transpose(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_TRANSPOSE, parent, value, layout.args[0], layout.args[1])
-
-
 def _t(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
     return value if len(parent.size) < 2 else _record(_TRANSPOSE, parent, value, 0, 1)
 
 
-def _select(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_SELECT, parent, above(), value, *layout.args)
-
-
-def _slice(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_SLICE, parent, above(), value, *layout.args)
-
-
-def _diagonal(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_DIAGONAL, parent, above(), value, *layout.args)
-
-
-def _as_strided(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_AS_STRIDED, parent, above(), value, *layout.args)
-
-
-def _view_dtype(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_VIEW_DTYPE, parent, value, parent.dtype)
-
-
-def _view_as_real(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_VIEW_AS_COMPLEX, parent, value)
-
-
-def _view_as_complex(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_VIEW_AS_REAL, parent, value)
-
-
-def _conj(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_CONJ, parent, value)
-
-
-def _neg_view(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return _record(_NEG, parent, value)
-
-
-def _same(above: Callable[[], Value], parent: Layout, layout: Layout, value: Value) -> Value:
-    return value
-
-
+_RESHAPING = ("view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "expand")
 _INVERSE: dict[str, Inverse] = {
-    "view": _reshape,
-    "_unsafe_view": _reshape,
-    "_reshape_alias": _reshape,
-    "unsqueeze": _reshape,
-    "squeeze": _reshape,
-    "expand": _reshape,
+    **dict.fromkeys(_RESHAPING, _undone(aten.view.default, lambda parent, layout: (list(parent.size),))),
+    **dict.fromkeys(("alias", "detach"), lambda above, parent, layout, value: value),
     "permute": _permute,
-    "transpose": _transpose,
+    "transpose": _undone(aten.transpose.int, lambda parent, layout: layout.args),
     "t": _t,
-    "select": _select,
-    "slice": _slice,
-    "diagonal": _diagonal,
-    "as_strided": _as_strided,
-    "view_dtype": _view_dtype,
-    "view_as_real": _view_as_real,
-    "view_as_complex": _view_as_complex,
-    "_conj": _conj,
-    "_neg_view": _neg_view,
-    "alias": _same,
-    "detach": _same,
+    "select": _scattered(aten.select_scatter.default),
+    "slice": _scattered(aten.slice_scatter.default),
+    "diagonal": _scattered(aten.diagonal_scatter.default),
+    "as_strided": _scattered(aten.as_strided_scatter.default),
+    "view_dtype": _undone(aten.view.dtype, lambda parent, layout: (parent.dtype,)),
+    "view_as_real": _undone(aten.view_as_complex.default),
+    "view_as_complex": _undone(aten.view_as_real.default),
+    "_conj": _undone(aten._conj.default),
+    "_neg_view": _undone(aten.neg.default),
 }

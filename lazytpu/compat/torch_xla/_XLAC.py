@@ -17,6 +17,15 @@ from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import OpSharding, Sh
 __getattr__ = names.missing_from(__name__)
 
 
+_get_xla_sharding_spec = xla_sharded_tensor.sharding_spec_of
+_xla_metrics_report = metrics_format.report
+_xla_real_devices = xla_model.xla_real_devices
+_xla_set_mat_mul_precision = backends.set_mat_mul_precision
+_xla_get_mat_mul_precision = backends.get_mat_mul_precision
+_spmd_full_to_shard_shape = manual.full_to_shard_shape
+_spmd_shard_to_full_shape = manual.shard_to_full_shape
+
+
 def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
     """Return the IR of the pending graph of some tensors."""
     return lazytpu.ir_text(*tensors)
@@ -32,11 +41,6 @@ def _get_xla_tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
     return lazytpu.hlo_text(*tensors)
 
 
-def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
-    """Return how a tensor is spread over devices as XLA writes it; empty without a sharding."""
-    return xla_sharded_tensor.sharding_spec_of(tensor)
-
-
 def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
     """Return the number of its kind of sharding; None without one."""
     found = xla_sharded_tensor.sharding_type_of(tensor)
@@ -49,10 +53,6 @@ def _xla_mark_sharding(tensor: torch.Tensor, sharding: OpSharding) -> None:
 
 
 _xla_annotate_custom_sharding = _xla_mark_sharding
-
-
-_spmd_full_to_shard_shape = manual.full_to_shard_shape
-_spmd_shard_to_full_shape = manual.shard_to_full_shape
 
 
 def _xla_spmd_all_reduce(
@@ -122,29 +122,9 @@ def _xla_get_default_device() -> str:
     return str(lazytpu.device())
 
 
-def _xla_metrics_report() -> str:
-    """See `torch_xla.debug.metrics.metrics_report`."""
-    return metrics_format.report()
-
-
-def _xla_real_devices(devices: Sequence[torch.device] | None = None) -> list[str]:
-    """See `torch_xla.core.xla_model.xla_real_devices`."""
-    return xla_model.xla_real_devices(devices)
-
-
 def _xla_get_auto_sharding() -> bool:
     """Return False: the XLA that jax brings finds no shardings by itself."""
     return False
-
-
-def _xla_set_mat_mul_precision(precision: str) -> None:
-    """See `torch_xla.backends.set_mat_mul_precision`."""
-    backends.set_mat_mul_precision(precision)
-
-
-def _xla_get_mat_mul_precision() -> str:
-    """See `torch_xla.backends.get_mat_mul_precision`."""
-    return backends.get_mat_mul_precision()
 
 
 def _get_executed_fallback_ops() -> list[str]:

@@ -52,7 +52,7 @@ def moving(overload: OpOverload) -> Callable[..., Tensor]:
         for x in inputs:
             hosts.append(numbered(x, reason, first) if x.layout is COO else x)
             first += values_of(x).numel() if x.layout is COO else 0
-        host_args = [_on_host(a) for a in args]
+        host_args = [a.cpu() if is_device_tensor(a) else a for a in args]
         made: Tensor = overload(hosts[0] if isinstance(given, Tensor) else hosts, *host_args, **kwargs)
         values = [values_of(x).to(dtype).reshape(-1) for x in inputs]
         source = values[0] if len(values) == 1 else torch.cat(values)
@@ -61,10 +61,6 @@ def moving(overload: OpOverload) -> Callable[..., Tensor]:
         return coo(to_device(made._indices()), gather(source, made._values()), made.shape, made.is_coalesced())
 
     return kernel
-
-
-def _on_host(x: object) -> object:
-    return x.cpu() if is_device_tensor(x) else x
 
 
 def gather(source: Tensor, numbers: Tensor) -> Tensor:

@@ -197,7 +197,8 @@ class CapturedProgram:
             executables.used(executable)
             metrics.count("cache_hit")
             return known
-        values = dict.fromkeys(v for v in self._inputs() if v.index in donated)  # no set, whose order is of addresses
+        inputs = graph_of(self.last, self.outputs).inputs
+        values = dict.fromkeys(v for v in inputs if v.index in donated)  # no set, whose order is of addresses
         checked = index_checks.checked_nodes(self.last) if config.check_bounds else ()
         graph = graph_of(self.last, self.outputs, tuple(values), checked)
         cause = self._cause(key)
@@ -232,9 +233,6 @@ class CapturedProgram:
             self.others,
             executable.usage,
         )
-
-    def _inputs(self) -> Sequence[Value]:
-        return graph_of(self.last, self.outputs).inputs
 
     def _cause(self, key: Any) -> Cause:
         """Return why this is compiled for the donated arguments and the settings of a key of ``calls``."""

@@ -61,7 +61,7 @@ def dump(
     folder.mkdir(parents=True, exist_ok=True)
     makers: dict[str, Callable[[Path], object]] = {
         "fx.txt": lambda path: path.write_text(module.print_readable(print_output=False) + "\n"),
-        "executable.bin": lambda path: path.write_bytes(_serialized(event)),
+        "executable.bin": lambda path: path.write_bytes(event.executable.compiled.runtime_executable().serialize()),
     }
     if weights:
         arrays: dict[str, Any] = {name: _array(buffers[at]) for name, at in weights.items()}
@@ -73,10 +73,6 @@ def dump(
         except Exception as error:  # a platform that serializes nothing, say; the run goes on
             missing[name] = f"{type(error).__name__}: {error}"
     add_to_manifest(folder, {name: FILES[name] for name in makers if name not in missing}, missing)
-
-
-def _serialized(event: Compilation) -> bytes:
-    return bytes(event.executable.compiled.runtime_executable().serialize())
 
 
 def _array(buffer: Buffer) -> np.ndarray[Any, Any]:

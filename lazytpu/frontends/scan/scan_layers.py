@@ -156,13 +156,9 @@ class _Iteration:
             if storage.value is not value:
                 raise LazyTPUError(
                     "scan_layers: a layer writes to a parameter, a buffer or an argument",
-                    at=_place(storage.value.node),
+                    at=storage.value.node.site.text if storage.value.node is not None else "",
                     fix="use layers without such buffers (layer norm for batch norm), or a plain loop",
                 )
-
-
-def _place(node: Node | None) -> str:
-    return node.site.text if node is not None else ""
 
 
 def _check_result(result: Any, x: torch.Tensor) -> Layout:

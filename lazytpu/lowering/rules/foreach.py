@@ -3,8 +3,6 @@
 In a graph most are lowered tensor by tensor (`lazytpu.lowering.foreach_groups`), by `element_rule`.
 """
 
-from functools import partial
-
 import jax.numpy as jnp
 import torch
 
@@ -52,12 +50,9 @@ for _name, _bound in (
 def element_rule(op: torch._ops.OpOverload) -> Rule | None:
     """Return the rule of a foreach op on one element of its lists, or None where it is not taken element by element."""
     if op in _WITH_VALUE:
-        return partial(_called_with_value, rule_of(_WITH_VALUE[op]))
+        base = rule_of(_WITH_VALUE[op])
+        return lambda out, x, a, b, value=1: base(out, x, a, b, value=value)
     return rule_of(_BASES[op]) if op in _BASES else None
-
-
-def _called_with_value(base, out, x, a, b, value=1):
-    return base(out, x, a, b, value=value)
 
 
 def _element(argument, i):

@@ -84,13 +84,9 @@ def _antialiased(width, kernel):
     return taps
 
 
-def _lanczos(t):
-    return np.where(t < 3, np.sinc(t) * np.sinc(t / 3), 0)
-
-
 _linear_aa = _antialiased(2, lambda t: np.maximum(1 - t, 0))
 _cubic_aa = _antialiased(4, lambda t: cubic(t, -0.5))
-_lanczos_aa = _antialiased(6, _lanczos)
+_lanczos_aa = _antialiased(6, lambda t: np.where(t < 3, np.sinc(t) * np.sinc(t / 3), 0))
 
 
 def _dense(index, weights, length, dtype):

@@ -47,10 +47,6 @@ def _of_sqrt(x, y, re, im):
     return jnp.where(jnp.isinf(y), jnp.inf, re), jnp.where(jnp.isinf(y), y, im)
 
 
-def _of_log(x, y, re, im):
-    return jnp.where(jnp.isinf(x) | jnp.isinf(y), jnp.inf, re), im
-
-
 def _times(a, b):
     """Return ``a b``, which a zero makes zero, whatever the other is."""
     return jnp.where((a == 0) | (b == 0), jnp.copysign(1, a) * jnp.copysign(1, b) * 0, a * b)
@@ -66,20 +62,16 @@ def _of_cosh(x, y, re, im):
     return jnp.where(jnp.isinf(x) & ~jnp.isfinite(y), jnp.inf, re), im
 
 
-def _of_tanh(x, y, re, im):
-    return jnp.where(x == 0, x, re), jnp.where(y == 0, y, im)
-
-
 exp = _patched(lax.exp, _of_exp)
 sinh = _patched(lax.sinh, _of_sinh)
 cosh = _patched(lax.cosh, _of_cosh)
-tanh = _patched(lax.tanh, _of_tanh)
+tanh = _patched(lax.tanh, lambda x, y, re, im: (jnp.where(x == 0, x, re), jnp.where(y == 0, y, im)))
 asinh = _patched(lax.asinh, _signed)
 atanh = _patched(lax.atanh, _signed)
 acos = _patched(lax.acos, lambda x, y, re, im: (re, jnp.copysign(im, -y)))
 acosh = _patched(lax.acosh, lambda x, y, re, im: (re, jnp.copysign(im, y)))
 sqrt = _patched(lax.sqrt, _of_sqrt)
-log = _patched(lax.log, _of_log)
+log = _patched(lax.log, lambda x, y, re, im: (jnp.where(jnp.isinf(x) | jnp.isinf(y), jnp.inf, re), im))
 sgn = _patched(lax.sign, lambda x, y, re, im: [jnp.where((x == 0) & (y == 0), 0, part) for part in (re, im)])
 
 

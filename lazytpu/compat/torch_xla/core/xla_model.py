@@ -16,32 +16,9 @@ from lazytpu import random
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla import environment
 from lazytpu.compat.torch_xla.core import world
-from lazytpu.compat.torch_xla.core.collectives import (
-    REDUCE_AND,
-    REDUCE_MAX,
-    REDUCE_MIN,
-    REDUCE_MUL,
-    REDUCE_OR,
-    REDUCE_SUM,
-    CoalescingBuckets,
-    Groups,
-    all_gather,
-    all_gather_bucketized,
-    all_reduce,
-    all_reduce_bucketized_gradients,
-    all_to_all,
-    broadcast_master_param,
-    collective_broadcast,
-    collective_permute,
-    do_on_ordinals,
-    mesh_reduce,
-    reduce_gradients,
-    reduce_scatter,
-    reduce_scatter_bucketized,
-    rendezvous,
-    xla_rendezvous,
-)
-from lazytpu.compat.torch_xla.core.rate import RateTracker
+from lazytpu.compat.torch_xla.core.collectives import *  # noqa: F403
+from lazytpu.compat.torch_xla.core.collectives import Groups, reduce_gradients
+from lazytpu.compat.torch_xla.core.rate import RateTracker as RateTracker
 from lazytpu.export.portable import bytecode_of
 from lazytpu.runtime import client
 from lazytpu.tracing.record import is_device_tensor
@@ -69,9 +46,7 @@ def xla_real_devices(devices: Sequence[torch.device] | None = None) -> list[str]
     return [f"{device_type()}:{torch.device(d).index or 0}" for d in devices or [xla_device()]]
 
 
-def xla_replication_devices(local_devices: Sequence[torch.device] | None = None) -> list[str]:
-    """Return XLA's names of devices: each process replicates on its own."""
-    return xla_real_devices(local_devices)
+xla_replication_devices = xla_real_devices  # each process replicates on its own
 
 
 def xla_device_hw(device: str | torch.device) -> str:
@@ -291,47 +266,3 @@ def fork_rng(device: Device = None, enabled: bool = True) -> Iterator[None]:
         if enabled:
             set_rng_state(state)
             torch.set_rng_state(cpu)
-
-
-__all__ = [
-    "REDUCE_AND",
-    "REDUCE_MAX",
-    "REDUCE_MIN",
-    "REDUCE_MUL",
-    "REDUCE_OR",
-    "REDUCE_SUM",
-    "CoalescingBuckets",
-    "RateTracker",
-    "add_step_closure",
-    "all_gather",
-    "all_gather_bucketized",
-    "all_reduce",
-    "all_reduce_bucketized_gradients",
-    "all_to_all",
-    "broadcast_master_param",
-    "collective_broadcast",
-    "collective_permute",
-    "do_on_ordinals",
-    "get_memory_info",
-    "get_ordinal",
-    "get_rng_state",
-    "get_xla_supported_devices",
-    "is_master_ordinal",
-    "mark_step",
-    "master_print",
-    "mesh_reduce",
-    "optimizer_step",
-    "reduce_gradients",
-    "reduce_scatter",
-    "reduce_scatter_bucketized",
-    "rendezvous",
-    "save",
-    "send_cpu_data_to_device",
-    "set_rng_state",
-    "unlazy",
-    "wait_device_ops",
-    "xla_device",
-    "xla_device_hw",
-    "xla_rendezvous",
-    "xrt_world_size",
-]

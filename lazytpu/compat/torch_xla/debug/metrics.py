@@ -14,9 +14,7 @@ from lazytpu.observe import metrics
 __getattr__ = names.missing_from(__name__)
 
 
-def metrics_report() -> str:
-    """Return all metrics and counters as text."""
-    return metrics_format.report()
+metrics_report = metrics_format.report
 
 
 def short_metrics_report(counter_names: Sequence[str] | None = None, metric_names: Sequence[str] | None = None) -> str:
@@ -67,7 +65,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
         return None
     if name == "ExecuteTime" and not metrics.timer("run").count:
         known = "dispatch"
-    series, unit = (metrics.sizes(known), 1.0) if name in SIZES else (metrics.timer(known), 1e9)
+    series, unit = (metrics.all_sizes().get(known), 1.0) if name in SIZES else (metrics.timer(known), 1e9)
     if series is None or not series.count:
         return None
     return series.count, series.total * unit, [(at, value * unit) for at, value in series.samples]
