@@ -20,6 +20,7 @@ from torch import Tensor
 from lazytpu.dtypes import HALVES, host_tensor
 from lazytpu.ir.tree import Node, Value
 from lazytpu.ir.types import TensorType
+from lazytpu.lowering.rules.random_numbers import mix
 from lazytpu.lowering.support.attention_blocks import rows_at_a_time
 
 aten = torch.ops.aten
@@ -32,16 +33,10 @@ _drawn_at_once: Callable[..., int] = rows_at_a_time
 _AT_ONCE = 1 << 15  # words: what is hashed at once stays in the cache of a core
 
 
-def _mix(x: _Words) -> _Words:
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
-    return x ^ (x >> np.uint32(16))
-
-
 def _keys(rng: Key) -> tuple[_Words, _Words]:
     keys = np.array([0x243F6A88, 0x85A308D3], np.uint32)
     for word in np.ascontiguousarray(rng).view(np.uint32):
-        keys = _mix(keys ^ word) + np.uint32(0x9E3779B9)
+        keys = mix(keys ^ word) + np.uint32(0x9E3779B9)
     return keys[:1], keys[1:]
 
 
@@ -50,8 +45,8 @@ def _bits(rng: Key, size: Sequence[int]) -> _Words:
     k, s = _keys(rng)
     words = np.empty(math.prod(size), np.uint32)
     for part, i in _parts(words):
-        a = _mix(i ^ k)
-        part[:] = _mix(a + s) + a
+        a = mix(i ^ k)
+        part[:] = mix(a + s) + a
     return words.reshape(tuple(size))
 
 
@@ -60,8 +55,8 @@ def _long_bits(rng: Key, size: Sequence[int]) -> Key:
     k, s = _keys(rng)
     words = np.empty(math.prod(size), np.uint64)
     for part, i in _parts(words):
-        a, b = _mix(i ^ k), _mix(i + s)
-        part[:] = ((_mix(a + s) + a).astype(np.uint64) << np.uint64(32)) | (_mix(b ^ k) + b).astype(np.uint64)
+        a, b = mix(i ^ k), mix(i + s)
+        part[:] = ((mix(a + s) + a).astype(np.uint64) << np.uint64(32)) | (mix(b ^ k) + b).astype(np.uint64)
     return words.reshape(tuple(size))
 
 
@@ -158,28 +153,8 @@ def _normal(out: TensorType, rng: Key, mean: _Number, std: _Number = 1.0, *_: ob
     return mean + _randn(out, rng) * std
 
 
-def _normal_like(out: TensorType, rng: Key, x: Tensor, mean: _Number = 0.0, std: _Number = 1.0, **_: object) -> Tensor:
-    return _normal(out, rng, mean, std)
-
-
-def _exponential(out: TensorType, rng: Key, x: Tensor, lambd: _Number = 1.0, **_: object) -> Tensor:
-    return -_uniforms(rng, out.size, _wide(out.dtype), open_ends=True).log() / lambd
-
-
 def _bernoulli(out: TensorType, rng: Key, x: Tensor, p: _Number | None = None, **_: object) -> Tensor:
     return _mask(rng, out.size, x if p is None else p)
-
-
-def _randint(out: TensorType, rng: Key, high: _Number, *_: object, **__: object) -> Tensor:
-    return _integers(rng, out.size, 0, high)
-
-
-def _randint_low(out: TensorType, rng: Key, low: _Number, high: _Number, *_: object, **__: object) -> Tensor:
-    return _integers(rng, out.size, low, high)
-
-
-def _randint_like(out: TensorType, rng: Key, x: Tensor, high: _Number, **_: object) -> Tensor:
-    return _integers(rng, out.size, 0, high)
 
 
 def _random(
@@ -187,10 +162,6 @@ def _random(
 ) -> Tensor:
     to = ends.get("to", to)
     return _integers(rng, out.size, ends.get("from", low), _largest(out.dtype) + 1 if to is None else to)
-
-
-def _random_to(out: TensorType, rng: Key, x: Tensor, to: _Number, **_: object) -> Tensor:
-    return _integers(rng, out.size, 0, to)
 
 
 def _randperm(out: TensorType, rng: Key, *_: object, **__: object) -> Tensor:
@@ -256,33 +227,34 @@ def _attention(
 # a number of numpy.
 RANDOM: dict[torch._ops.OpOverload, Callable[..., Tensor | _Results]] = {
     aten.native_dropout.default: _dropout,
-    aten.rand.default: _rand,
-    aten.rand.generator: _rand,
-    aten.rand_like.default: _rand,
-    aten.rand_like.generator: _rand,
-    aten.randn.default: _randn,
-    aten.randn.generator: _randn,
-    aten.randn_like.default: _randn,
-    aten.randn_like.generator: _randn,
+    **dict.fromkeys((aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.rand_like.generator), _rand),
+    **dict.fromkeys(
+        (aten.randn.default, aten.randn.generator, aten.randn_like.default, aten.randn_like.generator), _randn
+    ),
     aten.uniform.default: _uniform,
-    aten.normal_functional.default: _normal_like,
+    aten.normal_functional.default: lambda out, rng, x, mean=0.0, std=1.0, **_: _normal(out, rng, mean, std),
     aten.normal.Tensor_float: _normal,
     aten.normal.float_Tensor: _normal,
     aten.normal.float_float: _normal,
     aten.normal.Tensor_Tensor: _normal,
-    aten.exponential.default: _exponential,
-    aten.bernoulli.p: _bernoulli,
-    aten.bernoulli.Tensor: _bernoulli,
-    aten.bernoulli.default: _bernoulli,
-    aten.randint.default: _randint,
-    aten.randint.generator: _randint,
-    aten.randint.low: _randint_low,
-    aten.randint.low_generator: _randint_low,
-    aten.randint_like.default: _randint_like,
-    aten.randint_like.generator: _randint_like,
+    aten.exponential.default: lambda out, rng, x, lambd=1.0, **_: (
+        -_uniforms(rng, out.size, _wide(out.dtype), open_ends=True).log() / lambd
+    ),
+    **dict.fromkeys((aten.bernoulli.p, aten.bernoulli.Tensor, aten.bernoulli.default), _bernoulli),
+    **dict.fromkeys(
+        (aten.randint.default, aten.randint.generator),
+        lambda out, rng, high, *_, **__: _integers(rng, out.size, 0, high),
+    ),
+    **dict.fromkeys(
+        (aten.randint.low, aten.randint.low_generator),
+        lambda out, rng, low, high, *_, **__: _integers(rng, out.size, low, high),
+    ),
+    **dict.fromkeys(
+        (aten.randint_like.default, aten.randint_like.generator, aten.random.to),
+        lambda out, rng, x, high, **_: _integers(rng, out.size, 0, high),
+    ),
     aten.randint_like.low_dtype: lambda out, rng, x, low, high, **_: _integers(rng, out.size, low, high),
     aten.random.default: _random,
-    aten.random.to: _random_to,
     getattr(aten.random, "from"): _random,
     aten.randperm.default: _randperm,
     aten.randperm.generator: _randperm,

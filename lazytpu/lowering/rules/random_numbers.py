@@ -31,7 +31,7 @@ from lazytpu.lowering.support.sort_keys import places_in_order
 aten = torch.ops.aten
 
 
-def _mix(x):
+def mix(x):
     """Mix the 32 bits of each word (lowbias32)."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
@@ -44,7 +44,7 @@ def _keys(rng):
     words = lax.bitcast_convert_type(rng, jnp.uint32).reshape(4)
     keys = jnp.array([0x243F6A88, 0x85A308D3], jnp.uint32)  # digits of pi: any two different constants do
     for word in words:
-        keys = _mix(keys ^ word) + np.uint32(0x9E3779B9)
+        keys = mix(keys ^ word) + np.uint32(0x9E3779B9)
     return keys
 
 
@@ -52,12 +52,12 @@ def _keys(rng):
 def _bits(rng, shape, double):
     k, s = _keys(rng)
     i = lax.iota(jnp.uint32, int(np.prod(shape, dtype=np.int64))).reshape(shape)
-    a = _mix(i ^ k)
-    word = _mix(a + s) + a
+    a = mix(i ^ k)
+    word = mix(a + s) + a
     if not double:
         return word
-    b = _mix(i + s)
-    return (word.astype(jnp.uint64) << np.uint64(32)) | (_mix(b ^ k) + b).astype(jnp.uint64)
+    b = mix(i + s)
+    return (word.astype(jnp.uint64) << np.uint64(32)) | (mix(b ^ k) + b).astype(jnp.uint64)
 
 
 def bits(rng, shape, dtype=jnp.uint32):
