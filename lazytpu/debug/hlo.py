@@ -119,7 +119,7 @@ class Module:
             return int(found[1])
         condition = _CONDITION.search(instruction.attributes)
         computation = self.computations[condition[1]] if condition else None
-        root = computation and computation.root
+        root = None if computation is None else computation.root
         if computation and root and root.opcode == "compare" and "direction=LT" in root.attributes:
             end = computation.by_name[root.operands[1]]
             return int(end.inside) if end.opcode == "constant" and end.inside.isdigit() else 1

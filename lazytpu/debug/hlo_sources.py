@@ -59,7 +59,7 @@ class Sources:
         """Return whether each iteration of a loop leaves an element of its state as it is."""
         name = _BODY.search(loop.attributes)
         body = self._module.computations[name[1]] if name else None
-        root = body and body.root
+        root = None if body is None else body.root
         if body is None or root is None or root.opcode != "tuple":
             return False
         known = body.by_name

@@ -126,7 +126,10 @@ class StableHLOModule:
             arrays = [jnp.asarray(x) for x in inputs]
             if self.signature.random:
                 arrays.append(jnp.asarray(random.default_generator.next_key(), jnp.uint64))
-            return list(self._compiled([self._weight(n)[0] for n in self._names()], *arrays))
+            return self._execute([self._weight(n)[0] for n in self._names()], arrays)
+
+    def _execute(self, weights: list[Any], inputs: list[Any]) -> list[Any]:
+        return list(self._compiled(weights, *inputs))
 
     def _run_lazily(self, inputs: list[Any]) -> list[Any]:
         tensors = [x.to(device_of(inputs)) if isinstance(x, torch.Tensor) else from_jax(jnp.asarray(x)) for x in inputs]

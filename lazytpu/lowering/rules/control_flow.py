@@ -16,7 +16,7 @@ from torch._higher_order_ops.while_loop import while_loop_op
 from lazytpu.lowering.registry import lowers
 
 
-def key_of_turn(rng, iteration):
+def key_of_iteration(rng, iteration):
     """Return a key of its own for each iteration of a loop."""
     if rng is None:
         return None
@@ -36,11 +36,11 @@ def cond(out, pred, true_graph, false_graph, operands, *, rng=None):
 def while_loop(out, cond, body, carried, additional, *, rng=None):
     def goes_on(state):
         iteration, values = state
-        return cond(*values, *additional, rng=key_of_turn(rng, iteration))[0].reshape(())
+        return cond(*values, *additional, rng=key_of_iteration(rng, iteration))[0].reshape(())
 
     def step(state):
         iteration, values = state
-        return iteration + 1, tuple(body(*values, *additional, rng=key_of_turn(rng, iteration)))
+        return iteration + 1, tuple(body(*values, *additional, rng=key_of_iteration(rng, iteration)))
 
     return lax.while_loop(goes_on, step, (jnp.int64(0), tuple(carried)))[1]
 
@@ -49,7 +49,7 @@ def while_loop(out, cond, body, carried, additional, *, rng=None):
 def scan(out, combine, init, xs, additional, *, rng=None):
     def step(state, slices):
         iteration, carry = state
-        results = combine(*carry, *slices, *additional, rng=key_of_turn(rng, iteration))
+        results = combine(*carry, *slices, *additional, rng=key_of_iteration(rng, iteration))
         return (iteration + 1, tuple(results[: len(init)])), tuple(results[len(init) :])
 
     (_, carry), ys = lax.scan(step, (jnp.int64(0), tuple(init)), tuple(xs))
@@ -68,6 +68,6 @@ def associative_scan(out, combine, xs, additional, *, rng=None):
 def map(out, f, xs, args, *, rng=None):
     def iteration(given):
         index, slices = given
-        return tuple(f(*slices, *args, rng=key_of_turn(rng, index)))
+        return tuple(f(*slices, *args, rng=key_of_iteration(rng, index)))
 
     return lax.map(iteration, (jnp.arange(xs[0].shape[0]), tuple(xs)))

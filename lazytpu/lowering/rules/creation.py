@@ -183,9 +183,13 @@ def _kaiser(out, periodic=True, beta=12.0):
     return cast(lax.bessel_i0e(bend) / lax.bessel_i0e(beta) * lax.exp(bend - beta), out.dtype)
 
 
+def _hamming(out, periodic=True, alpha=0.54, beta=0.46):
+    return _cosines(out, periodic, alpha, beta)
+
+
 _WINDOWS = {
     aten.hann_window: lambda out, periodic=True: _cosines(out, periodic, 0.5, 0.5),
-    aten.hamming_window: lambda out, periodic=True, alpha=0.54, beta=0.46: _cosines(out, periodic, alpha, beta),
+    aten.hamming_window: _hamming,
     aten.blackman_window: lambda out, periodic=True: _cosines(out, periodic, 0.42, 0.5, 0.08),
     aten.bartlett_window: _triangle,
     aten.kaiser_window: _kaiser,

@@ -51,6 +51,7 @@ def element_rule(op: torch._ops.OpOverload) -> Rule | None:
     """Return the rule of a foreach op on one element of its lists, or None where it is not taken element by element."""
     if op in _WITH_VALUE:
         base = rule_of(_WITH_VALUE[op])
+        assert base is not None
         return lambda out, x, a, b, value=1: base(out, x, a, b, value=value)
     return rule_of(_BASES[op]) if op in _BASES else None
 

@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.control_flow import key_of_turn
+from lazytpu.lowering.rules.control_flow import key_of_iteration
 
 library = torch.library.Library("lazytpu", "FRAGMENT")
 # Never called by torch: these are names for nodes, which `scan.py` records itself.
@@ -24,10 +24,6 @@ def _stacked(parameters, layers):
     """Return for each parameter of a layer the array of all layers'."""
     each = len(parameters) // layers
     return [jnp.stack(parameters[i::each]) for i in range(each)] if each else []
-
-
-def _keys(rng, iteration):
-    return None if rng is None else key_of_turn(rng, iteration)
 
 
 def _loop(iteration, state, given, layers, reverse=False):
@@ -59,7 +55,7 @@ def scan_layers(out, body, x, parameters, constants, numbers, layers, kept, *, r
     numbers = [jnp.asarray(n) for n in numbers]
 
     def iteration(layer, x, own):
-        x, *saved = body(x, *own, *constants, *numbers, rng=_keys(rng, layer))
+        x, *saved = body(x, *own, *constants, *numbers, rng=key_of_iteration(rng, layer))
         return x, saved[:kept]
 
     x, saved = _loop(iteration, x, _stacked(parameters, layers), layers)
@@ -76,7 +72,7 @@ def scan_layers_backward(out, body, grad, saved, parameters, constants, numbers,
     def iteration(layer, state, given):
         grad, *totals = state
         saved_here, own = given[: len(saved)], given[len(saved) :]
-        grad, *grads = body(grad, *saved_here, *own, *constants, *numbers, rng=_keys(rng, layer))
+        grad, *grads = body(grad, *saved_here, *own, *constants, *numbers, rng=key_of_iteration(rng, layer))
         totals = [total + g for total, g in zip(totals, grads[: len(sums)], strict=True)]
         return [grad, *totals], grads[len(sums) :]
 
