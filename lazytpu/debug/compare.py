@@ -60,11 +60,10 @@ def unified(old: Text, new: Text) -> str:
         (_, a0, _, b0, _), (_, _, a1, _, b1) = group[0], group[-1]
         out.append(f"@@ -{a0 + 1},{a1 - a0} +{b0 + 1},{b1 - b0} @@")
         for kind, i, j, k, m in group:
+            ops = [[_OP.findall(key) for key in keys] for keys in (old.keys[i:j], new.keys[k:m])]
             if kind == "equal":
                 out += [f" {line}" for line in new.lines[k:m]]
-            elif list(map(_OP.findall, old.keys[i:j])) == list(
-                map(_OP.findall, new.keys[k:m])
-            ):  # with other types, in pairs
+            elif ops[0] == ops[1]:  # with other types, in pairs
                 pairs = zip(old.lines[i:j], new.lines[k:m], strict=True)
                 out += [text for a, b in pairs for text in (f"-{a}", f"+{b}")]
             else:
