@@ -22,9 +22,9 @@ def cause_of(trace: Trace, key: tuple[object, ...], context: Context) -> Cause:
 
     Called before the executable is stored.
     """
-    if trace.parted is None:
+    if trace.diverged is None:
         return _of_known_path(trace.cursor, key, context)
-    parent, node = trace.parted
+    parent, node = trace.diverged
     siblings = [n for n in parent.children.values() if n is not node]
     if siblings:
         cause, other = divergence(node, siblings, context)

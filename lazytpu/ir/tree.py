@@ -186,9 +186,9 @@ class Trace:
         floats, ints, complexes: the numbers from Python of this step, in order of recording.
         pending: storages that were written in this step, in order of first write.
         nodes: how many nodes the tree holds.
-        parted: (node, its new child) where this step left the known paths.
+        diverged: (node, its new child) where this step left the known paths.
         forgetful: nothing recorded is found again, see `remember`.
-        apart: the body of a loop is being recorded, on a path of its own that must not be cut.
+        isolated: the body of a loop is being recorded, on a path of its own that must not be cut.
         mesh: the mesh of this step, once something in it has a sharding; ``shardings`` are those of its inputs, by
             their numbers.
         exchanges: the collectives of this step, which every process of their groups runs, whether or not it needs the
@@ -197,20 +197,20 @@ class Trace:
     """
 
     __slots__ = (
-        "apart",
         "closed",
         "complexes",
         "cursor",
+        "diverged",
         "exchanges",
         "floats",
         "forgetful",
         "input_values",
         "inputs",
         "ints",
+        "isolated",
         "mesh",
         "nodes",
         "ops",
-        "parted",
         "pending",
         "recorded_step",
         "root",
@@ -226,7 +226,7 @@ class Trace:
         self.roots: dict[object, Node] = {}
         self.root_name: object = None
         self.step = self.recorded_step = 1
-        self.closed = self.apart = False
+        self.closed = self.isolated = False
         self.forgetful = False
         self.inputs: list[tuple[Any, Any, bool]] = []
         self.floats: list[float] = []
@@ -239,7 +239,7 @@ class Trace:
         self.exchanges: list[Node] = []
         self.nodes = 0
         self.ops = 0
-        self.parted: tuple[Node, Node] | None = None
+        self.diverged: tuple[Node, Node] | None = None
         self.shadow: Node | None = None
 
     def input_value(self, index: int, layout: TensorType, sharding: Sharding | None = None) -> Value:
@@ -270,7 +270,7 @@ class Trace:
             self.step += 1
         self.recorded_step = self.step
         self.inputs, self.floats, self.ints, self.complexes = [], [], [], []
-        self.parted = self.shadow = None
+        self.diverged = self.shadow = None
         if self.mesh is not None:
             self.mesh, self.shardings = None, {}
         if self.exchanges:
@@ -279,12 +279,12 @@ class Trace:
     def mark(self) -> Mark:
         """Return where recording stands, for `rewind`."""
         lengths = [len(x) for x in (self.inputs, self.floats, self.ints, self.complexes, self.pending)]
-        return self.cursor, self.nodes, self.parted, self.shadow, lengths, self.mesh
+        return self.cursor, self.nodes, self.diverged, self.shadow, lengths, self.mesh
 
     def rewind(self, mark: Mark) -> list[Any]:
         """Undo what was recorded since ``mark``; return the storages that were loaded or written since."""
         last, new = self.cursor, self.nodes - mark[1]
-        self.cursor, self.nodes, self.parted, self.shadow, lengths, self.mesh = mark
+        self.cursor, self.nodes, self.diverged, self.shadow, lengths, self.mesh = mark
         self.shardings = {i: s for i, s in self.shardings.items() if i < lengths[0]}
         self.exchanges = [node for node in self.exchanges if node.depth <= self.cursor.depth]
         if new:  # nodes made since then are at the end of the path, below the first of them

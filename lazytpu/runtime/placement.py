@@ -22,11 +22,11 @@ _on_host: set[tuple[str, Site]] = set()
 
 def note_new_ops(trace: Trace) -> None:
     """Log the ops that this step has added to the trace tree; called at the cut."""
-    if trace.parted is None or not logs.is_on("placement"):
+    if trace.diverged is None or not logs.is_on("placement"):
         return
     nodes: list[Node] = []
     node: Node | None = trace.cursor
-    while node is not None and node is not trace.parted[0]:
+    while node is not None and node is not trace.diverged[0]:
         nodes.append(node)
         node = node.parent
     note_ops(reversed(nodes))

@@ -48,7 +48,7 @@ def kept_whole() -> Iterator[None]:
 
 def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
     global _ended
-    if _kept_whole or trace.apart or not trace.cursor.depth or not config.cut_loops:
+    if _kept_whole or trace.isolated or not trace.cursor.depth or not config.cut_loops:
         return
     last, marks = _last.get(optimizer), step.marks - _ended
     if last is None and not any(is_device_tensor(p) for group in optimizer.param_groups for p in group["params"]):

@@ -35,7 +35,7 @@ ONLY_CUDA: Mapping[str, set[torch.dtype]] = {
 }
 """Names of ops, which stand for their gradients too, to the dtypes that only CUDA takes."""
 
-STAND_INS = {
+SAMPLE_DTYPES = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.bool: torch.uint8,

@@ -43,7 +43,7 @@ def cut(reason: str, planner: Planner | None = None) -> None:
     """
     with record.lock:
         trace.refuse_if_closed()
-        if trace.apart:
+        if trace.isolated:
             raise LazyTPUError(
                 f"a layer of scan_layers needs the value of a tensor ({reason})",
                 at=str(site.line_here()),

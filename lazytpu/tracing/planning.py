@@ -114,8 +114,8 @@ def executable_of(
         metrics.count("cache_hit")
         return executable
     context = input_origins.context()
-    if executable.interpreted and trace.parted is not None:
-        site = trace.parted[1].site
+    if executable.interpreted and trace.diverged is not None:
+        site = trace.diverged[1].site
         _named[site.file, site.line] += 1
         if _named[site.file, site.line] > _MOST_NAMED:
             context = replace(context, describe=lambda value: "")

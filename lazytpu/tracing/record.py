@@ -290,8 +290,8 @@ def _miss(
         numbers += [bound[position] for position in positions]
     for notify in tuple(_op_new):
         notify(node)
-    if trace.parted is None:
-        trace.parted = (parent, node)
+    if trace.diverged is None:
+        trace.diverged = (parent, node)
     parent.children[key] = node
     trace.nodes += 1
     return node

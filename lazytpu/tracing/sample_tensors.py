@@ -23,7 +23,7 @@ from lazytpu.ir.tree import Number, Value
 from lazytpu.tensors.layout import CONJ, NEG, Layout
 from lazytpu.tensors.storage import Storage, resolve
 from lazytpu.tensors.tensor import LazyTensor, adopt
-from lazytpu.tracing.cuda_dtypes import ONLY_CUDA, STAND_INS
+from lazytpu.tracing.cuda_dtypes import ONLY_CUDA, SAMPLE_DTYPES
 
 Contents = Callable[[torch.Tensor], None]
 Resize = Callable[[int], int]
@@ -186,7 +186,7 @@ def dry_run(overload: OpOverload, named: Mapping[str, object], resize: Resize | 
     """
     state = torch.get_rng_state()
     only_cuda = _dtypes_of_cuda(overload)
-    dtypes = {d: STAND_INS[d] for d in only_cuda.intersection(_dtypes_in(named.values()))} if only_cuda else {}
+    dtypes = {d: SAMPLE_DTYPES[d] for d in only_cuda.intersection(_dtypes_in(named.values()))} if only_cuda else {}
     error: Exception
     try:
         with warnings.catch_warnings():

@@ -74,14 +74,14 @@ class ProgramCall:
         executable: a weak reference, as `runtime` may forget it.
         given, kept: pick the donated inputs and the others.
         same: none is donated, and the others are the arguments as they are.
-        packs: the numbers from Python as buffers, for a graph that draws no random numbers: it has no others.
+        scalars: the numbers from Python as buffers, for a graph that draws no random numbers: it has no others.
     """
 
     executable: weakref.ref[Executable]
     given: Pick
     kept: Pick
     same: bool
-    packs: tuple[Any, ...]
+    scalars: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Shortcut:
         layouts: of the arguments.
         precision, lowerings: the settings ``matmul_precision`` and ``lowerings`` it is for; ``check_bounds`` is off.
         executable: a weak reference, as `runtime` may forget it.
-        packs: the numbers from Python as buffers.
+        scalars: the numbers from Python as buffers.
         smallest: position of the smallest output.
         fresh, others: see `CapturedProgram`.
         usage: of the executable.
@@ -102,7 +102,7 @@ class Shortcut:
     precision: str
     lowerings: str
     executable: weakref.ref[Executable]
-    packs: list[Any]
+    scalars: list[Any]
     smallest: int
     fresh: list[Fresh]
     others: list[Other]
@@ -131,8 +131,8 @@ def _call_of(executable: Executable, graph: Graph, arguments: int) -> ProgramCal
     """Return how to call an executable for a graph equal to its own, whose inputs may stand at other positions."""
     given, kept = launch.split_donated(graph, [v.index for v in graph.inputs])
     same = not given and kept == list(range(arguments))
-    packs = launch.resident(launch.scalar_arrays(graph, (), [0] * graph.counts[1], ()))
-    return ProgramCall(weakref.ref(executable), _pick(given), _pick(kept), same, packs)
+    scalars = launch.resident(launch.scalar_arrays(graph, (), [0] * graph.counts[1], ()))
+    return ProgramCall(weakref.ref(executable), _pick(given), _pick(kept), same, scalars)
 
 
 def _pick(positions: list[int]) -> Pick:
@@ -219,15 +219,15 @@ class CapturedProgram:
         simple = call.same and self.whole and self.fresh and not self.captured and not config.check_bounds
         if executable is None or not simple:
             return None
-        packs = [p for p in call.packs if p is not None]
-        if launch.flat_call(executable, len(self.layouts) + len(packs)) is None:
+        scalars = [p for p in call.scalars if p is not None]
+        if launch.flat_call(executable, len(self.layouts) + len(scalars)) is None:
             return None
         return Shortcut(
             self.layouts,
             config.matmul_precision,
             config.lowerings,
             call.executable,
-            packs,
+            scalars,
             executable.smallest,
             self.fresh,
             self.others,

@@ -131,9 +131,9 @@ class CompiledGraph:
                 buffers += program.captured
             if program.plain:  # an interrupt in the middle of it loses nothing that anybody has
                 if call.same:
-                    outputs = launch.start_ready(executable, [], buffers, call.packs)
+                    outputs = launch.start_ready(executable, [], buffers, call.scalars)
                 else:
-                    outputs = launch.start_ready(executable, call.given(buffers), call.kept(buffers), call.packs)
+                    outputs = launch.start_ready(executable, call.given(buffers), call.kept(buffers), call.scalars)
                 if executable.graph.checked:
                     outputs = cutting.outputs_of(executable, outputs, program.last, program.outputs)
                 else:
@@ -141,9 +141,9 @@ class CompiledGraph:
                     if not self.saved and executable.call is not executable.compiled:
                         self.shortcut = program.shortcut(call)
             else:
-                packs = launch.scalar_arrays(executable.graph, (), _keys(program.draws), ())
+                scalars = launch.scalar_arrays(executable.graph, (), _keys(program.draws), ())
                 with uninterrupted():
-                    results = launch.start(executable, call.given(buffers), call.kept(buffers), packs)
+                    results = launch.start(executable, call.given(buffers), call.kept(buffers), scalars)
                     outputs = cutting.outputs_of(executable, results, program.last, program.outputs)
                     for position, output in program.written.items():
                         _write(args[position], cells[position], outputs[output])

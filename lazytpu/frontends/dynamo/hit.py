@@ -44,7 +44,7 @@ def quick(graph: CompiledGraph) -> Callable[..., list[object]]:
                 if kept.newest is not executable:
                     executables.used(executable)
                 try:
-                    outputs = executable.flat(*[c.buffer for c in cells], *known.packs)
+                    outputs = executable.flat(*[c.buffer for c in cells], *known.scalars)
                 except TypeError:  # jax takes no None, which stands for contents elsewhere
                     pass
                 except Exception as error:

@@ -107,7 +107,7 @@ class ReplayedProgram:
         self._shardings = [(s, s.sharding) for s in self.slots]
         self._leaf_writes = [(output, leaf) for output, leaves in enumerate(call.leaves) for leaf in leaves]
         self._resident = not call.keys and self._mesh is None
-        self._packs = self._new_packs()
+        self._scalars = self._new_scalars()
         self._start = launch.start_ready if self._resident else launch.start
         self._parameters = [g.parameter for g in call.gradients]
         self._grads = [g.tensor for g in call.gradients]
@@ -125,12 +125,12 @@ class ReplayedProgram:
         if not executables.fits(self.call.executable, floats, self.call.numbers[1]):
             return False
         self.call.numbers[0][:] = floats
-        self._packs = self._new_packs()
+        self._scalars = self._new_scalars()
         return True
 
-    def _new_packs(self) -> Scalars:
-        packs = launch.scalar_arrays(self.call.executable.graph, *self.call.numbers)
-        return launch.resident(packs) if self._resident else packs
+    def _new_scalars(self) -> Scalars:
+        scalars = launch.scalar_arrays(self.call.executable.graph, *self.call.numbers)
+        return launch.resident(scalars) if self._resident else scalars
 
     def holds(self, storage: Storage) -> bool:
         """Return whether a storage is one that the program reads or writes besides its arguments."""
@@ -170,9 +170,9 @@ class ReplayedProgram:
             if meshes.used:
                 self._place(every, storages)
             self._keep_shared_arguments(every, storages)
-            packs = self._packs_with_new_keys() if call.keys else self._packs
+            scalars = self._scalars_with_new_keys() if call.keys else self._scalars
             with uninterrupted():
-                results = self._start(call.executable, self._given(every), self._kept(every), packs)
+                results = self._start(call.executable, self._given(every), self._kept(every), scalars)
                 outputs: Sequence[Buffer | None] = cutting.outputs_of(call.executable, results, call.path, call.key[0])
                 if graph.concatenated:
                     *outputs, self.flat = outputs
@@ -288,8 +288,8 @@ class ReplayedProgram:
             self._grads.append(grad)
             self._grad_storages.append(storage)
 
-    def _packs_with_new_keys(self) -> Scalars:
-        floats, ints, complexes = self._packs
+    def _scalars_with_new_keys(self) -> Scalars:
+        floats, ints, complexes = self._scalars
         ints = np.array(ints)
         for position in self.call.keys:
             ints[position : position + 2] = record.signed(random.default_generator.next_key())

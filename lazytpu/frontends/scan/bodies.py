@@ -45,14 +45,14 @@ def numbers_of(
     last: Node, floats: Sequence[float], ints: Sequence[int], complexes: Sequence[complex]
 ) -> tuple[list[object], dict[object, int]]:
     """Return the numbers from Python on a path, and the place of each among them by kind and index."""
-    packs: dict[str, Sequence[complex]] = {"f": floats, "i": ints, "c": complexes}
+    by_kind: dict[str, Sequence[complex]] = {"f": floats, "i": ints, "c": complexes}
     numbers: list[object] = []
     positions: dict[object, int] = {}
     for node in last.path():
         for x in operands(node):
             if type(x) is Number and x.dtype != "rng" and (x.kind, x.index) not in positions:
                 positions[x.kind, x.index] = len(numbers)
-                value = packs[x.kind][x.index]
+                value = by_kind[x.kind][x.index]
                 numbers.append(torch.tensor(value, dtype=x.dtype) if isinstance(x.dtype, torch.dtype) else value)
     return numbers, positions
 
@@ -81,10 +81,10 @@ def partition(
     path = last.path()
     forward, backward = path[: end.depth], path[end.depth :]
     here = set(path)
-    stand_ins = {*values, seed}
+    placeholders = {*values, seed}
     captured = list(
         dict.fromkeys(
-            v for n in path for v in operands(n) if type(v) is Value and v.node not in here and v not in stand_ins
+            v for n in path for v in operands(n) if type(v) is Value and v.node not in here and v not in placeholders
         )
     )
     x, given, own = values[0], values[1 : 1 + constants], values[1 + constants :]

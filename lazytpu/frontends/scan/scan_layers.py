@@ -85,7 +85,7 @@ _ATTEMPTS = 20
 
 
 class _Iteration:
-    """One iteration of the loop, recorded apart.
+    """One iteration of the loop, recorded in isolation.
 
     Attributes:
         bodies: what it was made into.
@@ -198,19 +198,19 @@ def _apart() -> Iterator[list[object]]:
 
     Yields a list that holds weak references to the storages of the path, once it is over.
     """
-    state = trace.cursor, trace.floats, trace.ints, trace.complexes, trace.parted, trace.shadow
+    state = trace.cursor, trace.floats, trace.ints, trace.complexes, trace.diverged, trace.shadow
     step, counter = trace.step, default_generator.counter
     left: list[object] = []
     before = [(s, s.value) for s in trace.pending]
     collecting = gc.isenabled()
     gc.disable()  # finalizers may cut
     root = _roots.setdefault(torch.get_default_dtype(), Node(None))
-    trace.cursor, trace.floats, trace.ints, trace.complexes, trace.apart = root, [], [], [], True
+    trace.cursor, trace.floats, trace.ints, trace.complexes, trace.isolated = root, [], [], [], True
     try:
         yield left
     finally:
-        trace.apart = False
-        trace.cursor, trace.floats, trace.ints, trace.complexes, trace.parted, trace.shadow = state
+        trace.isolated = False
+        trace.cursor, trace.floats, trace.ints, trace.complexes, trace.diverged, trace.shadow = state
         default_generator.counter = counter
         for storage in trace.pending[len(before) :]:
             storage.value, storage.step, storage.dirty, storage.reads = None, 0, 0, None
