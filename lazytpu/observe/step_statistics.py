@@ -140,7 +140,7 @@ class _File:
         self._written = 0.0
         self._counts: tuple[int, ...] = ()
         self._text = ""
-        self._told = ""
+        self._warned_of = ""
 
     def write(self, path: str, step: Step, now: float) -> None:
         """Add a step to the file at ``path``.
@@ -180,8 +180,8 @@ class _File:
             if waiting:
                 os.write(self._descriptor, "".join([self._line(step) for step in waiting]).encode())
         except OSError as error:
-            if self._told != self._path:
-                self._told = self._path
+            if self._warned_of != self._path:
+                self._warned_of = self._path
                 logs.note("step", "steps are missing in %s: %s", self._path, error, level=logs.LEVELS["warning"])
 
     def close(self) -> None:

@@ -12,13 +12,13 @@ from lazytpu.tracing import cutting, record
 
 
 def register() -> None:
-    """Make torch tell when its default changes; called once."""
+    """Notice when torch changes its default; called once."""
     trace.root_name = torch.get_default_dtype()
     for name in ("_set_default_dtype", "_set_default_tensor_type"):
-        setattr(torch._C, name, _told(getattr(torch._C, name)))
+        setattr(torch._C, name, _noticed(getattr(torch._C, name)))
 
 
-def _told(change: Callable[[object], None]) -> Callable[[object], None]:
+def _noticed(change: Callable[[object], None]) -> Callable[[object], None]:
     def call(given: Any) -> None:
         with record.lock:
             if given is torch.get_default_dtype():

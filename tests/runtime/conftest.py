@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place = tmp_path / "cache"
     for name, value in (("disk_cache", True), ("disk_cache_dir", str(place))):
         monkeypatch.setattr(config, name, value)
-    monkeypatch.setattr(store, "_told", set())
+    monkeypatch.setattr(store, "_logged", set())
     lazytpu.wait()
     step.forget()
     metrics.reset()

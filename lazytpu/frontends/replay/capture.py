@@ -65,16 +65,16 @@ class Capture:
         slots = dict(zip(key[0], spread, strict=True))
         arguments = {id(s): i for i, s in reversed(list(enumerate(map(_storage, self._leaves)))) if s is not None}
         inputs = [trace.inputs[i][0] for i in plan.inputs]
-        twins: dict[Value, list[Storage]] = {}
+        equals: dict[Value, list[Storage]] = {}
         for value, kept in same.items():
-            twins.setdefault(kept, []).append(trace.inputs[value.index][0])
+            equals.setdefault(kept, []).append(trace.inputs[value.index][0])
         numbers = (list(trace.floats), list(trace.ints), list(trace.complexes))
         call = RecordedCall(
             path,
             key,
             executable,
             [arguments.get(id(s), s) for s in inputs],
-            [twins.get(v, []) for v in graph.inputs],
+            [equals.get(v, []) for v in graph.inputs],
             [[] for _ in graph.outputs],
             [[] for _ in graph.outputs],
             [],

@@ -108,7 +108,7 @@ class CompiledStep:
                     metrics.count("replay")
                     step_statistics.end_step()
                     return result
-            self._part(kind)
+            self._end_replays(kind)
         if kind.given_up:
             return _detached(self._function(*args, **kwargs), leaves)
         return self._record(kind, leaves, args, kwargs)
@@ -148,7 +148,7 @@ class CompiledStep:
         without_grad = tuple(map(is_, map(grad_of, self._found.parameters), repeat(None)))
         return (*parts, spec, self._found.training(), without_grad, _modes())
 
-    def _part(self, kind: _Kind) -> None:
+    def _end_replays(self, kind: _Kind) -> None:
         """End the replays of a program that no longer fits."""
         assert kind.guards is not None
         kind.program, kind.recorded, kind.replays = None, 0, 0
@@ -187,7 +187,7 @@ class CompiledStep:
                 problem = f"the function changes something besides tensors of the device: {'; '.join(changes[:3])}"
             if not problem:
                 program = ReplayedProgram(call)
-                problem = "scalars that were one part" if program.parts() else ""
+                problem = "inputs that shared a buffer no longer do" if program.separates() else ""
                 if not problem:
                     kind.program, kind.recorded, kind.replays = program, 0, 0
                     return result
@@ -354,6 +354,6 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
                 else:
                     source = resolve(cell_of(moved))[0]
                     source.shared = True
-                    twin = new_storage(source.layout, source.buffer)
-                    twin.shared = True
-                    state["step"] = make(twin)
+                    copy = new_storage(source.layout, source.buffer)
+                    copy.shared = True
+                    state["step"] = make(copy)

@@ -136,7 +136,7 @@ class ReplayedProgram:
         """Return whether a storage is one that the program reads or writes besides its arguments."""
         return storage in self.slots or storage in self.volatile
 
-    def parts(self) -> bool:
+    def separates(self) -> bool:
         """Return whether storages that shared a buffer would no longer do so after a run."""
         groups = [[s, *e] for s, e in zip(self.call.sources, self.call.equals, strict=True) if isinstance(s, Storage)]
         return any(len({self.slots.get(s) for s in group}) > 1 for group in groups)

@@ -46,7 +46,7 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _TAG_NAME = "CACHEDIR.TAG"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compiled programs of lazytpu; safe to delete.\n"
 
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 class _Rejected(Exception):
@@ -147,11 +147,11 @@ def read_entry(key: str) -> tuple[dict[str, Any], bytes] | None:
     except _Rejected as problem:
         metrics.count("disk_miss")
         metrics.count("disk_rejected")
-        _tell(f"nothing was taken from the disk cache: {problem}")
+        _log(f"nothing was taken from the disk cache: {problem}")
     except (OSError, RuntimeError) as error:
         metrics.count("disk_miss")
         metrics.count("disk_error")
-        _tell_error("nothing was taken from", error)
+        _log_error("nothing was taken from", error)
     return None
 
 
@@ -211,7 +211,7 @@ def akin(key: str, digits: int) -> list[dict[str, object]]:
 def reject(key: str, problem: str) -> None:
     """Delete what is kept under a key, because it cannot be used."""
     metrics.count("disk_rejected")
-    _tell(f"a program in the disk cache is ignored: {problem}")
+    _log(f"a program in the disk cache is ignored: {problem}")
     with suppress(OSError, RuntimeError):
         os.unlink(_path(str(folder()), key))
 
@@ -235,10 +235,10 @@ def store(key: str, header: dict[str, object], payload: bytes) -> None:
         _write(place, key + _SUFFIX, data)
     except _Rejected as problem:
         metrics.count("disk_rejected")
-        _tell(f"nothing was kept in the disk cache: {problem}")
+        _log(f"nothing was kept in the disk cache: {problem}")
     except (OSError, RuntimeError) as error:
         metrics.count("disk_error")
-        _tell_error("nothing was kept in", error)
+        _log_error("nothing was kept in", error)
     else:
         metrics.count("disk_write")
 
@@ -361,18 +361,18 @@ def _evict(place: str, limit: int, keep: str) -> None:
         total -= size
 
 
-def _tell_error(what: str, error: Exception) -> None:
+def _log_error(what: str, error: Exception) -> None:
     """Log an error without the name of the file, which is another one for each program."""
     place, text = config.disk_cache_dir, str(error)
     if isinstance(error, OSError) and isinstance(error.filename, str):
         place, text = os.path.dirname(error.filename), error.strerror or text
-    _tell(f"{what} the disk cache{f' in {place}' if place else ''}: {text}")
+    _log(f"{what} the disk cache{f' in {place}' if place else ''}: {text}")
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     """Log a text, once."""
-    if text not in _told:
-        _told.add(text)
+    if text not in _logged:
+        _logged.add(text)
         logs.note("compile", "%s", text, level=logs.LEVELS["warning"])
 
 
