@@ -18,7 +18,7 @@ PAGE = DOCS / "explanation/reliability.md"
 HEAD = """\
 # What was tried
 
-What the project tries to break the device with, beside its tests, and what came of it when it was last run. The sweeps
+What the project does to break the device, beside its tests, and what came of it when it was last tried. The sweeps
 write this page ([how to run them](../how-to/run-the-sweeps.md)); it has figures that were seen, and no others.
 """
 
@@ -107,9 +107,9 @@ def flat(record: dict[str, Any]) -> str:
                 done, mb = more["done"][i], more["mb"][i]
                 yield found["what"], count(done), count(mb), count(more["handles"][i]), count(more["threads"][i])
 
-    text = "## Long runs\n\nWhat the process holds while it works. With distinct shapes that grows until the trace tree"
+    text = "## Long runs\n\nWhat the process holds while it works. With distinct shapes, that grows until the trace tree"
     text += (
-        " has `max_tree_nodes` nodes\nand `max_executables` programs are kept: 1.3 MB for 100 shapes are the tree's.\n"
+        " has `max_tree_nodes` nodes\nand `max_executables` programs are kept; of each 100 shapes, the tree holds 1.3 MB.\n"
     )
     return section(text, heads, each())
 
