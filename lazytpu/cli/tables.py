@@ -133,9 +133,7 @@ def show_steps(path: Path, steps: Sequence[Step]) -> None:
 
 def show_file(path: Path) -> None:
     """Print a file with colors."""
-    language = (
-        "diff" if path.name == "diff.txt" else _LANGUAGES.get(path.suffix, "llvm" if path.suffix == ".txt" else "")
-    )
+    language = "diff" if path.name == "diff.txt" else _LANGUAGES.get(path.suffix, "")
     try:
         text = path.read_text()
     except UnicodeDecodeError:

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from lazytpu.ir.op_schema import OpOverload, aten
+from lazytpu.ir.op_schema import OpOverload, overload_named
 from lazytpu.tensors.tensor import LazyTensor
 
 LOWER_PRECISION = """
@@ -118,11 +118,6 @@ def _refuse(*_: object, **__: object) -> object:
     )
 
 
-def _overload(name: str) -> OpOverload | None:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet, None), overload or "default", None)
-
-
 def _dtype_position(overload: OpOverload) -> int | None:
     positional = [a.name for a in overload._schema.arguments if not a.kwarg_only]
     return positional.index("dtype") if "dtype" in positional else None
@@ -130,12 +125,14 @@ def _dtype_position(overload: OpOverload) -> int | None:
 
 def _kernels() -> dict[str, Kernel]:
     """Yield overloads and their kernels; an op that this torch does not have is left out."""
-    found = {name: _overload(name) for name in [*LOWER_PRECISION, *FLOAT32, *FLOAT32_RESULT, *WIDEST, *FLOAT32_NORM]}
+    found = {
+        name: overload_named(name) for name in [*LOWER_PRECISION, *FLOAT32, *FLOAT32_RESULT, *WIDEST, *FLOAT32_NORM]
+    }
     ops = {name: op for name, op in found.items() if op is not None}
     kernels: dict[str, Kernel] = {"binary_cross_entropy": _refuse}
     for name, op in ops.items():
         if name in FLOAT32_NORM:
-            kernels[name] = _norm(op, _overload(FLOAT32_NORM[name]))
+            kernels[name] = _norm(op, overload_named(FLOAT32_NORM[name]))
         elif name in FLOAT32_RESULT:
             kernels[name] = _naming_float32(op, _dtype_position(op))
         elif name in FLOAT32:

@@ -48,8 +48,7 @@ def _add_kernel(op: object) -> None:
     library = _libraries.get(op.namespace)
     if library is None:
         library = _libraries[op.namespace] = torch.library.Library(op.namespace, "IMPL")
-    name = op._schema.name.partition("::")[2]
-    library.impl(f"{name}.{op._schema.overload_name}" if op._schema.overload_name else name, functional(op), _KEY)
+    library.impl(op.name().partition("::")[2], functional(op), _KEY)
 
 
 def _on_host(op: OpOverload, *args: Any, **kwargs: Any) -> object:

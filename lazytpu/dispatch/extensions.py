@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from lazytpu.dispatch.general import call_meta, functional, on_other_device, record_new
-from lazytpu.ir.op_schema import OpOverload, op_of
+from lazytpu.ir.op_schema import op_of, overload_named
 from lazytpu.tracing.reading import read
 
 _LOWERED = {
@@ -29,19 +29,15 @@ _LOWERED = {
 _libraries: list[torch.library.Library] = []
 
 
-def _overload(namespace: str, name: str) -> OpOverload:
-    packet, _, overload = name.partition(".")
-    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-    return found
-
-
 def _functional(namespace: str, name: str) -> Callable[..., object]:
     """Return a kernel that is made at its first call, when the library is there."""
     made: list[Callable[..., Any]] = []
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if not made:
-            made.append(functional(_overload(namespace, name)))
+            overload = overload_named(name, namespace)
+            assert overload is not None  # torch has called it
+            made.append(functional(overload))
         return made[0](*args, **kwargs)
 
     return kernel
@@ -50,7 +46,7 @@ def _functional(namespace: str, name: str) -> Callable[..., object]:
 def nms(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
     """Non-maximum suppression; cuts the graph for the number of boxes that stay, and for nothing else."""
     if on_other_device((dets, scores), {}):
-        found: torch.Tensor = call_meta(_overload("torchvision", "nms"), (dets, scores, iou_threshold), {})
+        found: torch.Tensor = call_meta(torch.ops.torchvision.nms.default, (dets, scores, iou_threshold), {})
         return found
     kept, count = record_new(op_of(torch.ops.lazytpu.nms.default), [dets, scores, iou_threshold])
     stay = int(read(count, "nms"))

@@ -256,9 +256,8 @@ def flat(bound: Sequence[Arg]) -> list[Arg]:
 def unsupported(overload: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> UnsupportedOpError:
     """Return the error for an op that nothing lowers."""
     types = [repr(cell_of(x).layout) for x in (*args, *kwargs.values()) if is_device_tensor(x)]
-    name = overload._schema.name + (f".{overload._overloadname}" if overload._overloadname != "default" else "")
     return UnsupportedOpError(
-        f"{name} has no lowering and no decomposition",
+        f"{overload.name()} has no lowering and no decomposition",
         at=site.here().describe(),
         given=", ".join(types),
         fix='add a rule (docs/how-to/add-an-op) or set lazytpu.config.fallback = "cpu"',

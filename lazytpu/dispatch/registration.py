@@ -32,7 +32,7 @@ from lazytpu.dispatch.handwritten import special
 from lazytpu.dispatch.outputs import with_out
 from lazytpu.dispatch.sparse import registration as sparse
 from lazytpu.errors import VersionError
-from lazytpu.ir.op_schema import OpOverload, aten, functional_variant, op_of
+from lazytpu.ir.op_schema import OpOverload, aten, functional_variant, op_of, overload_named
 from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.registry import rule_of
 from lazytpu.tensors.tensor import LazyTensor
@@ -162,7 +162,7 @@ def _device_overload(full: str) -> OpOverload | None:
         return None
     if full[6:].partition(".")[0] in _LEAVE_TO_TORCH:
         return None
-    overload = _overload(full)
+    overload = overload_named(full[6:])
     if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"):
         # The CPU has kernels for a few all the same (`silu_backward`), which round once and not after each step.
         fused = torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
@@ -178,19 +178,9 @@ def _answers_in_cpp(full: str, overload: OpOverload) -> bool:
     return bool(overload._schema.returns) and bool(composite)
 
 
-def _overload(full: str) -> OpOverload | None:
-    packet, _, overload = full[6:].partition(".")
-    try:
-        found: OpOverload | None = getattr(getattr(aten, packet), overload or "default")
-        return found
-    except (AttributeError, RuntimeError):
-        return None
-
-
 def kernel_for(overload: OpOverload) -> Any:
     """Return the kernel of one overload."""
-    name = overload._schema.name.removeprefix("aten::")
-    name += f".{overload._schema.overload_name}" if overload._schema.overload_name else ""
+    name = overload.name().removeprefix("aten::")
     if name in special:
         return special[name]
     if name in cpu_fallback.DATA_DEPENDENT:

@@ -157,8 +157,7 @@ def op_of(overload: OpOverload, recorded: OpOverload | None = None) -> Op:
     op = _ops.get((overload, recorded))
     if op is None:
         schema = recorded._schema
-        key = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
-        scalars = _ATTRIBUTE_SCALARS.get(key, _ATTRIBUTE_SCALARS.get(schema.name, set()))
+        scalars = _ATTRIBUTE_SCALARS.get(recorded.name(), _ATTRIBUTE_SCALARS.get(schema.name, set()))
         arguments = tuple(_argument(a, scalars) for a in schema.arguments)
         lists = any(str(r.type).startswith("List") for r in schema.returns)
         op = _ops[overload, recorded] = Op(
@@ -218,8 +217,7 @@ def functional_variant(overload: OpOverload) -> OpOverload | None:
     """Return the functional overload that computes what an in-place or ``out=`` overload writes."""
     explicit = _VARIANTS.get(str(overload).removeprefix("aten."))
     if explicit is not None:
-        packet, _, name = explicit.partition(".")
-        return _find(packet, name or "default")
+        return overload_named(explicit)
     packet = overload._schema.name.removeprefix("aten::")
     if packet.startswith("__i") and packet.endswith("__"):  # __iand__
         packet = f"__{packet[3:]}"
@@ -227,9 +225,8 @@ def functional_variant(overload: OpOverload) -> OpOverload | None:
         packet = packet[:-1]
     same_packet = getattr(aten, packet, None)
     names = [] if same_packet is None else same_packet.overloads()
-    variants = [
-        found for found in (_find(packet, name) for name in names) if found is not None and _is_variant(overload, found)
-    ]
+    found_there = [overload_named(f"{packet}.{name}") for name in names]
+    variants = [found for found in found_there if found is not None and _is_variant(overload, found)]
     return min(variants, key=lambda found: len(found._schema.arguments), default=None)
 
 
@@ -241,9 +238,11 @@ def _is_variant(overload: OpOverload, found: OpOverload) -> bool:
     return set(shared) == set(wanted) and not found._schema.is_mutable and all(a.has_default_value() for a in extra)
 
 
-def _find(packet: str, name: str) -> OpOverload | None:
+def overload_named(name: str, namespace: str = "aten") -> OpOverload | None:
+    """Return the overload of a name such as ``add.Tensor``, or ``neg`` for the default one; None if there is none."""
+    packet, _, overload = name.partition(".")
     try:
-        found: OpOverload = getattr(getattr(aten, packet), name)
+        found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     except (AttributeError, RuntimeError):
         return None
     return found

@@ -7,6 +7,7 @@ first bad index, dimension, size)``, i64[n,4].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -139,10 +140,7 @@ def _margin_classes(x: jax.Array, target: jax.Array, *_: object, **__: object) -
 
 
 def _plane(x: jax.Array, indices: jax.Array, output_size: Sequence[int], *_: object, **__: object) -> Iterable[Indices]:
-    size = 1
-    for n in output_size:
-        size *= n
-    yield Indices(indices, size, x.ndim - len(output_size))
+    yield Indices(indices, math.prod(output_size), x.ndim - len(output_size))
 
 
 def _source(x: jax.Array, mask: jax.Array, source: jax.Array) -> Iterable[Indices]:

@@ -25,7 +25,7 @@ from lazytpu.dispatch.sparse.parts import (
 )
 from lazytpu.dispatch.sparse.pointwise import FUNCTIONS
 from lazytpu.errors import UnsupportedOpError
-from lazytpu.ir.op_schema import aten
+from lazytpu.ir.op_schema import overload_named
 
 _HERE = (for_compressed,)
 
@@ -41,10 +41,10 @@ def register_tables() -> None:
     """Make the kernels of `LOOKING` and of functions of the values."""
     names = [*LOOKING, *(n for n in FUNCTIONS if n != "nan_to_num")]
     for name in names:
-        packet, _, overload = name.partition(".")
-        kernel(name, keys=_HERE)(looking(getattr(getattr(aten, packet), overload or "default"), META_COMPRESSED))
-        if name in FUNCTIONS and hasattr(aten, name + "_"):
-            kernel(name + "_", keys=_HERE)(looking(getattr(aten, name + "_").default, META_COMPRESSED))
+        for each in (name, f"{name}_") if name in FUNCTIONS else (name,):
+            overload = overload_named(each)
+            if overload is not None:
+                kernel(each, keys=_HERE)(looking(overload, META_COMPRESSED))
 
 
 @kernel("is_pinned", keys=_HERE)

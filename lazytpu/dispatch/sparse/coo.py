@@ -75,14 +75,9 @@ def looking(overload: OpOverload, key: torch._C.DispatchKeySet) -> Callable[...,
 def register_tables() -> None:
     """Make the kernels of `LOOKING` and `MOVING`."""
     for overload in LOOKING:
-        kernel(_name(overload))(looking(overload, META))
+        kernel(overload.name().removeprefix("aten::"))(looking(overload, META))
     for overload in MOVING:
-        kernel(_name(overload))(moving(overload))
-
-
-def _name(overload: OpOverload) -> str:
-    name = overload._schema.name.removeprefix("aten::")
-    return f"{name}.{overload._schema.overload_name}" if overload._schema.overload_name else name
+        kernel(overload.name().removeprefix("aten::"))(moving(overload))
 
 
 @kernel("_coalesce")
