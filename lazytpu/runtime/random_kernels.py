@@ -29,6 +29,7 @@ _Words = NDArray[np.uint32]
 _Kind = TypeVar("_Kind", np.uint32, np.uint64)
 _Number = float | Tensor  # an argument; one of numpy where it is an input of the graph
 _Results = Sequence[Tensor | None]
+_mix: Callable[[_Words], _Words] = mix
 _drawn_at_once: Callable[..., int] = rows_at_a_time
 _AT_ONCE = 1 << 15  # words: what is hashed at once stays in the cache of a core
 
@@ -36,7 +37,7 @@ _AT_ONCE = 1 << 15  # words: what is hashed at once stays in the cache of a core
 def _keys(rng: Key) -> tuple[_Words, _Words]:
     keys = np.array([0x243F6A88, 0x85A308D3], np.uint32)
     for word in np.ascontiguousarray(rng).view(np.uint32):
-        keys = mix(keys ^ word) + np.uint32(0x9E3779B9)
+        keys = _mix(keys ^ word) + np.uint32(0x9E3779B9)
     return keys[:1], keys[1:]
 
 
@@ -45,8 +46,8 @@ def _bits(rng: Key, size: Sequence[int]) -> _Words:
     k, s = _keys(rng)
     words = np.empty(math.prod(size), np.uint32)
     for part, i in _parts(words):
-        a = mix(i ^ k)
-        part[:] = mix(a + s) + a
+        a = _mix(i ^ k)
+        part[:] = _mix(a + s) + a
     return words.reshape(tuple(size))
 
 
@@ -55,8 +56,8 @@ def _long_bits(rng: Key, size: Sequence[int]) -> Key:
     k, s = _keys(rng)
     words = np.empty(math.prod(size), np.uint64)
     for part, i in _parts(words):
-        a, b = mix(i ^ k), mix(i + s)
-        part[:] = ((mix(a + s) + a).astype(np.uint64) << np.uint64(32)) | (mix(b ^ k) + b).astype(np.uint64)
+        a, b = _mix(i ^ k), _mix(i + s)
+        part[:] = ((_mix(a + s) + a).astype(np.uint64) << np.uint64(32)) | (_mix(b ^ k) + b).astype(np.uint64)
     return words.reshape(tuple(size))
 
 
