@@ -107,10 +107,11 @@ def flat(record: dict[str, Any]) -> str:
                 done, mb = more["done"][i], more["mb"][i]
                 yield found["what"], count(done), count(mb), count(more["handles"][i]), count(more["threads"][i])
 
-    text = "## Long runs\n\nWhat the process holds while it works. With distinct shapes, that grows until the trace tree"
+    text = "## Long runs\n\nWhat the process holds while it works. With distinct shapes, that grows until the trace"
     text += (
-        " has `max_tree_nodes` nodes\nand `max_executables` programs are kept; of each 100 shapes, the tree holds 1.3 MB.\n"
+        " tree has `max_tree_nodes`\nnodes and `max_executables` programs are kept; of each 100 shapes, the tree holds"
     )
+    text += " 1.3 MB.\n"
     return section(text, heads, each())
 
 
