@@ -44,6 +44,7 @@ PRIVATE_TORCH = (
     "_C._dispatch_get_all_op_names",
     "_C._dispatch_has_kernel",
     "_C._dispatch_has_kernel_for_dispatch_key",
+    "_C._dynamo.guards._reinterpret_tensor",
     "_C._functorch.is_functorch_wrapped_tensor",
     "_C._get_privateuse1_backend_name",
     "_C._is_tracing",

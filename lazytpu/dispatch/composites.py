@@ -9,7 +9,8 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 
-from lazytpu.dispatch.general import call_meta, on_other_device, record_new
+from lazytpu.dispatch import generated
+from lazytpu.dispatch.general import call_meta, functional, on_other_device
 from lazytpu.dispatch.handwritten import kernel
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.ir.op_schema import aten, op_of
@@ -181,43 +182,43 @@ def scaled_dot_product_attention(
         )
         return decomposed
     if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
-        attn_mask = attn_mask.expand(*query.shape[:2], query.shape[2], key.shape[2])
-    if enable_gqa:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    fused = aten._scaled_dot_product_fused_attention_overrideable.default
-    result: Tensor = fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+        scores = (*query.shape[:3], key.shape[2])
+        if attn_mask.dim() != 4 or any(n not in (1, size) for n, size in zip(attn_mask.shape, scores, strict=True)):
+            attn_mask = attn_mask.expand(scores)
+    result: Tensor = _ATTENTION.overload(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
     return result
 
 
 def _is_one_node(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
-    if not all(
-        is_device_tensor(x) and x.dim() == 4 and x.is_floating_point() and x.numel() for x in (query, key, value)
-    ):
+    if not (is_device_tensor(query) and is_device_tensor(key) and is_device_tensor(value)):
         return False
-    if mask is not None and (mask.dim() > 4 or mask.dtype not in (torch.bool, query.dtype)):
+    q, k, v, dtype = query.shape, key.shape, value.shape, query.dtype
+    if not len(q) == len(k) == len(v) == 4 or 0 in q or 0 in k or 0 in v or not dtype.is_floating_point:
         return False
-    if not query.dtype == key.dtype == value.dtype or not query.shape[0] == key.shape[0] == value.shape[0]:
+    if mask is not None and (mask.dim() > 4 or mask.dtype not in (torch.bool, dtype)):
         return False
-    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]:
+    if not dtype == key.dtype == value.dtype or not q[0] == k[0] == v[0] or q[3] != k[3] or k[:3] != v[:3]:
         return False
-    return bool(query.shape[1] % key.shape[1] == 0 if enable_gqa else query.shape[1] == key.shape[1])
+    return bool(q[1] % k[1] == 0 if enable_gqa else q[1] == k[1])
 
 
 _ATTENTION = op_of(aten._scaled_dot_product_fused_attention_overrideable.default)
 
 
+_record_attention = generated.functional(_ATTENTION, functional(_ATTENTION.overload), made=(0, 1, 6, 7))
+
+
 @kernel("_scaled_dot_product_fused_attention_overrideable")
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> tuple[object, ...]:
-    """Record attention; torch wants the lengths among the results as Python numbers."""
-    if on_other_device((query, key, value), {}):
+    """Record attention; torch wants the lengths among the results as Python numbers.
+
+    Several query heads may share a key head, and a mask of booleans says which keys a row sees.
+    """
+    if type(query) is not LazyTensor and on_other_device((query, key, value), {}):
         found: tuple[object, ...] = call_meta(_ATTENTION.overload, (query, key, value, *args), kwargs)
         return found
-    results = list(record_new(_ATTENTION, _ATTENTION.bind((query, key, value, *args), kwargs)))
-    results[4:6] = query.shape[2], key.shape[2]
-    return tuple(results)
+    result, sums, _, _, _, _, seed, offset, _ = _record_attention(query, key, value, *args, **kwargs)
+    return result, sums, None, None, query.shape[2], key.shape[2], seed, offset, None
 
 
 @kernel("rrelu_with_noise")

@@ -11,36 +11,44 @@ general kernel, which does the same from the start.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
 import torch
 
+from lazytpu import random
 from lazytpu.ir.op_schema import ABSENT, Argument, Op
 from lazytpu.ir.tree import trace
 from lazytpu.tensors.storage import Alias, Storage
-from lazytpu.tensors.tensor import LazyTensor, adopt, make
+from lazytpu.tensors.tensor import LazyTensor, adopt, make, strided
 from lazytpu.tracing.record import INT64_MAX, float_key, load
 from lazytpu.tracing.scalar_checks import is_factor
 
 Kernel = Callable[..., Any]
-_KINDS = {"tensor", "number", "attr", "list", "float", "scalar", "ignored"}
+_KINDS = {"tensor", "number", "attr", "list", "float", "scalar", "generator", "ignored"}
 
 
-def can_generate(op: Op, *, lists: bool = False) -> bool:
-    """Return whether the op's schema is one that has a fast form, with lists of tensors or without."""
+def can_generate(op: Op, *, new: bool = False) -> bool:
+    """Return whether the op's schema is one that has a fast form.
+
+    Args:
+        new: all results are new tensors, so that there may be lists of tensors among the arguments, or no tensor at all.
+    """
     kinds = {a.kind for a in op.arguments}
-    if op.order is not None or op.defaults or op.random or not op.arguments:
+    if op.order is not None or op.defaults or not op.arguments:
         return False
-    tensors = {"tensor", "tensors"} if lists else {"tensor"}
-    return kinds <= _KINDS | tensors and op.arguments[0].kind in tensors
+    return kinds <= _KINDS | {"tensors"} if new else kinds <= _KINDS and op.arguments[0].kind == "tensor"
 
 
-def functional(op: Op, general: Kernel) -> Kernel:
-    """Return the fast form of `kernels.functional` for an op that returns one tensor, or several."""
+def functional(op: Op, general: Kernel, made: Sequence[int] = ()) -> Kernel:
+    """Return the fast form of `general.functional` for an op that returns one tensor, or several.
+
+    Args:
+        made: the results that are tensors, where others of several never are.
+    """
     if op.returns != 1:
-        return _several(op, general)
+        return _several(op, general, made)
     return _compile(op, functional_lines(op), general)
 
 
@@ -60,20 +68,22 @@ def functional_lines(op: Op) -> list[str]:
     return lines
 
 
-def _several(op: Op, general: Kernel) -> Kernel:
+def _several(op: Op, general: Kernel, made: Sequence[int]) -> Kernel:
     """Return `functional` for an op that returns a tuple, in which a result that was not asked for is None."""
     assert op.returns is not None
-    at = range(op.returns)
+    at = made or range(op.returns)
+    names = [f"v{i}" if i in at else "_" for i in range(op.returns)]
     lines = _operands(op)
     for i in at:
         lines += [f"s{i} = Storage()", f"s{i}.dirty = step", f"pending_append(s{i})"]
-    stores = [f"{', '.join(f'v{i}' for i in at)} = node.values"]
+    stores = [f"{', '.join(names)} = node.values"]
     for i in at:
         stores += [f"if v{i} is not None:", f"    s{i}.value = v{i}", f"    s{i}.step = step"]
     lines += [f"key = ({_key(op)})", *_commit(op, stores)]
     for i in at:
         lines += [f"if v{i} is not None: s{i}.layout = v{i}.layout"]
-    lines += [f"return {', '.join(f'None if v{i} is None else make(s{i})' for i in at)}"]
+    results = [f"None if {v} is None else make(s{v[1:]})" if v != "_" else "None" for v in names]
+    lines += [f"return {', '.join(results)}"]
     return _compile(op, lines, general)
 
 
@@ -104,7 +114,8 @@ def view(op: Op, general: Kernel) -> Kernel:
         f"if s.moved is not None: {_general(op)}",
         f"try: lay = c.layout.children[(op, {', '.join(keys[1:])}{',' if len(keys) > 1 else ''})]",
         f"except KeyError: {_general(op)}",
-        "t = as_strided(META, a0, lay.size, lay.stride, lay.offset)",
+        "if in_inference_mode(): t = strided(a0, lay.size, lay.stride, lay.offset - c.layout.offset)",
+        "else: t = reinterpret(a0, lay.size, lay.stride, lay.offset - c.layout.offset)",
         "t.__class__ = LazyTensor",
         "t._s = s if lay is s.layout else Alias(s, lay)",
         "return t",
@@ -121,6 +132,8 @@ def _operands(op: Op, *, writes: bool = False) -> list[str]:
     lines = ["step = trace.step"]
     if _may_have_numbers(op):
         lines.append("floats = ints = ()")
+    if op.random:
+        lines += ["seed = numbers.seed", "if seed > INT64_MAX: seed -= 1 << 64"]
     for i, argument in enumerate(op.arguments):
         lines += _operand(op, i, argument, writes and i > 0)
     return lines
@@ -180,6 +193,8 @@ def _operand(op: Op, i: int, argument: Argument, beside_target: bool) -> list[st
         return [f"{k} = float_key({a}) if type({a}) is float else {a}"]
     if argument.kind == "scalar":
         return [f"{k} = (type({a}), float_key({a}) if type({a}) is float else {a}) if {a} is not ABSENT else {a}"]
+    if argument.kind == "generator":
+        return [f"if {a} is None or {a} is ABSENT: {k} = {a}", f"else: {_general(op)}"]
     if argument.kind == "ignored":
         return [f"{k} = ABSENT if {a} is ABSENT else None"]
     return [f"{k} = {a}"]
@@ -198,11 +213,12 @@ def _key(op: Op) -> str:
 def _commit(op: Op, stores: list[str]) -> list[str]:
     """Look the key up and take effect.  No call may stand here: see the module's docstring."""
     numbers = ["if floats: trace.floats += floats", "if ints: trace.ints += ints"] if _may_have_numbers(op) else []
+    drawn = ["numbers.counter = counter = numbers.counter + 1", "trace.ints += seed, counter"] if op.random else []
     return [
         f"if trace.step != step: {_general(op)}",
         "try:",
         "    node = trace.cursor.children[key]",
-        *[f"    {line}" for line in ["trace.cursor = node", *stores, *numbers]],
+        *[f"    {line}" for line in ["trace.cursor = node", *stores, *numbers, *drawn]],
         f"except KeyError: {_general(op)}",
     ]
 
@@ -235,19 +251,21 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
         "Alias": Alias,
         "INT64_MAX": INT64_MAX,
         "LazyTensor": LazyTensor,
-        "META": torch._C.DispatchKeySet(torch._C.DispatchKey.Meta),
         "Storage": Storage,
         "Tensor": torch.Tensor,
         "adopt": adopt,
-        "as_strided": torch.ops.aten.as_strided.default._handle.redispatch_boxed,
         "create": torch._C._acc.create_empty_tensor,
         "device_type": LazyTensor.device_type,
         "float_key": float_key,
         "general": general,
+        "numbers": random.default_generator,
         "load": load,
         "make": make,
+        "in_inference_mode": torch.is_inference_mode_enabled,
         "op": op,
         "pending_append": trace.pending.append,
+        "reinterpret": torch._C._dynamo.guards._reinterpret_tensor,
+        "strided": strided,
         "trace": trace,
     }
     exec(_code_of(source_of(op, lines)), scope)

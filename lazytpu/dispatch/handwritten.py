@@ -10,7 +10,8 @@ from typing import TypeAlias, TypeVar, cast
 import torch
 
 from lazytpu.diagnosis import events
-from lazytpu.dispatch.general import META, on_other_device, record_new
+from lazytpu.dispatch import generated
+from lazytpu.dispatch.general import META, functional, on_other_device, record_new
 from lazytpu.ir.op_schema import Arg, Op, aten, op_of
 from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.location import conversion
@@ -24,7 +25,7 @@ from lazytpu.tracing.reading import read
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
 from lazytpu.tracing.transaction import Transaction, check_broadcast, write_cast
 
-_TO_COPY = op_of(aten._to_copy.default)
+_copied = generated.functional(op_of(aten._to_copy.default), functional(aten._to_copy.default))
 _FULL = op_of(aten.full.default)
 _BATCH_NORM = op_of(aten._native_batch_norm_legit_functional.default)
 _WITH_UPDATE = op_of(aten._batch_norm_with_update_functional.default)
@@ -215,6 +216,8 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
     **rest: object,
 ) -> torch.Tensor:
+    if type(tensor) is LazyTensor and (device is None or torch.device(device).type == LazyTensor.device_type):
+        return _copied(tensor, dtype=dtype or tensor.dtype, **_format(memory_format))
     if tensor.device.type == "meta":
         options = {"dtype": dtype, "device": torch.device("meta"), "memory_format": memory_format}
         return cast(torch.Tensor, aten._to_copy.default(tensor, **options))
@@ -223,8 +226,7 @@ def to_copy(
         return from_host(host)
     kind = LazyTensor.device_type if device is None else torch.device(device).type
     if kind == LazyTensor.device_type:
-        options = {"dtype": dtype or tensor.dtype, **_format(memory_format)}
-        return cast(torch.Tensor, record_new(_TO_COPY, _TO_COPY.bind((tensor,), options)))
+        return _copied(tensor, dtype=dtype or tensor.dtype, **_format(memory_format))
     if kind == "meta":
         return torch.empty_strided(
             tensor.shape, _like_stride(tensor, memory_format), dtype=dtype or tensor.dtype, device=device

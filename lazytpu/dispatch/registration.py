@@ -217,7 +217,7 @@ def kernel_for(overload: OpOverload) -> Any:
     general = scalar_checks.checked_when_new(overload, functional(overload))
     if foreach_kernels.can_take(op) and op.returns is None:
         return foreach_kernels.functional(op, general)
-    fast = generated.can_generate(op, lists=True) and _returns_tensors(overload)
+    fast = generated.can_generate(op, new=True) and _returns_tensors(overload)
     made = generated.functional(op, general) if fast else general
     if overload is aten.convolution.default:
         return composites.convolution(made)

@@ -53,6 +53,7 @@ def _attention(
     rng: None = None,
 ) -> _Results:
     """Compute attention without dropout, and where that is free the logarithms of the sums of its rows."""
+    bias = additive(bias, query.dtype)
     if has_flash(query, key, value, bias):
         found, sums = _flash(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale)
         return [found, sums.contiguous() if sums.dtype == torch.float32 else None, *[None] * 7]
@@ -79,6 +80,7 @@ def _attention_backward(
 
     Result and logarithms of sums may be those of more keys than are given here; None where they are of these.
     """
+    bias = additive(bias, query.dtype)
     if query.dtype == torch.float64:
         result = sums = None  # torch keeps float32 of these
     if has_flash(query, key, value, bias) and not wanted[3]:
@@ -117,6 +119,13 @@ def _attention_backward(
 def _reshaped(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
     """Reshape; the strides are those of the user's memory, and ``x`` may lie in less."""
     return x.reshape(size)
+
+
+def additive(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return what is added to scores: minus infinity where a mask of booleans is False."""
+    if bias is None or bias.dtype != torch.bool:
+        return bias
+    return torch.zeros(bias.shape, dtype=dtype).masked_fill_(~bias, -torch.inf)
 
 
 _flash = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -22,6 +22,7 @@ from lazytpu.ir.tree import Node, Value
 from lazytpu.ir.types import TensorType
 from lazytpu.lowering.rules.random_numbers import mix
 from lazytpu.lowering.support.attention_blocks import rows_at_a_time
+from lazytpu.runtime.composed import additive
 
 aten = torch.ops.aten
 Key = NDArray[np.uint64]  # seed and counter
@@ -217,7 +218,7 @@ def _attention(
     shapes = [jax.ShapeDtypeStruct(tuple(x.shape), np.float32) for x in (q, k)]
     if bias is None and _drawn_at_once(*shapes):
         raise NotImplementedError("the rule draws for some rows at a time")
-    scores = _scores(q, k, bias, is_causal, scale)
+    scores = _scores(q, k, additive(bias, q.dtype), is_causal, scale)
     weights = _dropped(aten._safe_softmax.default(scores, -1), dropout_p, rng)
     y = weights.to(v.dtype) @ _heads(q, v)
     seeds = [host_tensor(rng[at : at + 1]).reshape(()).view(torch.int64) for at in (0, 1)]

@@ -32,14 +32,17 @@ def _grouped(x, like):
 
 
 def _masked_scores(q, k, bias, is_causal, scale, first=0):
-    """Return ``scale * q k^T + bias`` [..., heads, queries, keys] in the type to compute in, from row ``first`` on."""
+    """Return ``scale * q k^T + bias`` [..., heads, queries, keys] in the type to compute in, from row ``first`` on.
+
+    A bias of booleans is a mask, and what is False in it is not seen.
+    """
     dtype = compute_dtype(q.dtype)
     scale = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale, dtype)
     early = q.dtype == dtype  # after the product LLVM would leave out a rounding: see `lowering/rounded_products`
     scores = _batched(_grouped(q * scale if early else q, k), k, -1, -1).reshape(*q.shape[:-1], k.shape[-2])
     scores = scores if early else scores * scale
     if bias is not None:
-        scores = scores + bias.astype(dtype)
+        scores = scores + (jnp.where(bias, 0.0, -jnp.inf) if bias.dtype == bool else bias).astype(dtype)
     if is_causal:
         rows, columns = (lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - i) for i in (2, 1))
         scores = jnp.where(rows + jnp.asarray(first, jnp.int32) >= columns, scores, -jnp.inf)
