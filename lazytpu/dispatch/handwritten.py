@@ -18,7 +18,7 @@ from lazytpu.location import conversion
 from lazytpu.location.site import line_here
 from lazytpu.runtime import meshes, transfers
 from lazytpu.tensors.layout import in_rows, root_layout
-from lazytpu.tensors.storage import new_storage, resolve, write_buffer
+from lazytpu.tensors.storage import Cell, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
 from lazytpu.tracing.memory_checks import check_overlap, may_alias
 from lazytpu.tracing.reading import read
@@ -146,8 +146,7 @@ def copy_(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> t
         if is_device_tensor(src) and dst.device.type != "meta":
             dst.copy_(read(src, "copy to the CPU"))
         return dst
-    same = src is dst
-    if same:
+    if is_device_tensor(src) and _lie_alike(cell_of(dst), cell_of(src)):  # `x[i] += y` ends with such a copy
         return dst
     if may_alias([dst], [src], pointwise=True):
         check_overlap(aten.copy_.default, (dst, src), {})
@@ -156,6 +155,14 @@ def copy_(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> t
     else:
         _upload(dst, src)
     return dst
+
+
+def _lie_alike(a: Cell, b: Cell) -> bool:
+    """Return whether two cells are the same elements of one storage, each of them once."""
+    if a is b:
+        return True
+    (storage, layout), (other, as_other) = resolve(a), resolve(b)
+    return storage is other and layout is as_other and not layout.overlapping
 
 
 @kernel("_copy_from", "_copy_from_and_resize")

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import lazytpu
 from lazytpu.config import config
 from lazytpu.diagnosis import events
+from lazytpu.ir.tree import trace
 from lazytpu.lowering.support import attention_blocks
 from lazytpu.tracing import step
 
@@ -21,6 +22,7 @@ BIASES = {
     "for all rows": lambda b, h, t, s: torch.randn(1, 1, 1, s),
     "for all keys": lambda b, h, t, s: torch.randn(t, 1),
     "bool": lambda b, h, t, s: torch.rand(t, s) > 0.2,
+    "bool for all rows": lambda b, h, t, s: torch.rand(b, 1, 1, s) > 0.2,
 }
 
 
@@ -59,9 +61,22 @@ def test_causal(queries: int, keys: int, heads: int, of_keys: int) -> None:
     compare(2, heads, of_keys, queries, keys, None, torch.float32, True)
 
 
+@pytest.mark.parametrize("of_keys", [2, 1])
 @pytest.mark.parametrize("bias", BIASES)
-def test_biases(bias: str) -> None:
-    compare(1, 2, 2, 150, 70, BIASES[bias](1, 2, 150, 70), torch.float32, False)
+def test_biases(bias: str, of_keys: int) -> None:
+    compare(1, 2, of_keys, 150, 70, BIASES[bias](1, 2, 150, 70), torch.float32, False)
+
+
+def test_a_mask_and_shared_heads_are_one_op() -> None:
+    def recorded(mask: torch.Tensor | None, of_keys: int) -> int:
+        device = lazytpu.device()
+        q, k = (torch.ones(1, n, 5, 8, device=device) for n in (4, of_keys))
+        mask = None if mask is None else mask.to(device)
+        lazytpu.mark_step()
+        y = F.scaled_dot_product_attention(q, k, k, attn_mask=mask, enable_gqa=of_keys != 4)  # noqa: F841
+        return trace.cursor.depth
+
+    assert recorded(None, 4) == recorded(torch.ones(1, 1, 5, 5, dtype=torch.bool), 2) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import lazytpu
+from lazytpu.ir.tree import trace
 from tests.support.lockstep import differences, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated")
@@ -318,3 +319,25 @@ def test_convolutions_keep_channels_last_as_the_cpu_does(device, name, dtype):
             gradients = torch.autograd.grad(y, (x, w), torch.ones_like(y).contiguous(memory_format=of_grad))
             strides.append([t.stride() for t in (y, *gradients)])
         assert strides[0] == strides[1]
+
+
+def test_views_in_inference_mode_are_what_their_base_is(device: torch.device) -> None:
+    def run(on: Any) -> list[bool]:
+        weight, x = torch.ones(2, 3).to(on), torch.ones(4, 4).to(on)
+        with torch.inference_mode():
+            made = [f for _ in range(2) for f in (weight.view(6), x[1:, 2:], (x * 2)[:, 1:])]  # the second is remembered
+            made[1].add_(1)
+        return [v.is_inference() for v in made]
+
+    assert run(device) == run("cpu") == [False, False, True] * 2
+
+
+def test_a_part_copied_onto_itself_is_not_recorded(device: torch.device) -> None:
+    x = torch.arange(12.0).view(3, 4).to(device)
+    lazytpu.mark_step()
+    x[:, 1:3] += 1
+    version = x._version
+    in_place = trace.cursor.depth
+    x[:, 1:3] = x[:, 1:3]
+    assert trace.cursor.depth == in_place and x._version == version + 1
+    assert x[0].tolist() == [0, 2, 3, 3]
