@@ -21,7 +21,7 @@ from lazytpu import random
 from lazytpu.ir.op_schema import ABSENT, Argument, Op
 from lazytpu.ir.tree import trace
 from lazytpu.tensors.storage import Alias, Storage
-from lazytpu.tensors.tensor import LazyTensor, adopt, make, strided
+from lazytpu.tensors.tensor import LazyTensor, adopt, make, reinterpret, strided
 from lazytpu.tracing.record import INT64_MAX, float_key, load
 from lazytpu.tracing.scalar_checks import is_factor
 
@@ -264,7 +264,7 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
         "in_inference_mode": torch.is_inference_mode_enabled,
         "op": op,
         "pending_append": trace.pending.append,
-        "reinterpret": torch._C._dynamo.guards._reinterpret_tensor,
+        "reinterpret": reinterpret,
         "strided": strided,
         "trace": trace,
     }

@@ -21,7 +21,7 @@ from lazytpu.tensors.storage import Alias, Cell, Storage, cell_at, new_storage, 
 _create: Any = torch._C._acc.create_empty_tensor
 _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _as_strided = torch.ops.aten.as_strided.default._handle.redispatch_boxed
-_reinterpret = torch._C._dynamo.guards._reinterpret_tensor
+reinterpret: Any = vars(torch._C._dynamo.guards)["_reinterpret_tensor"]  # torch's stubs lack it
 _set = torch.ops.aten.set_.source_Storage_storage_offset.redispatch
 _conj, _neg_view = torch.ops.aten._conj.default.redispatch, torch.ops.aten._neg_view.default.redispatch
 _in_inference_mode = torch.is_inference_mode_enabled
@@ -223,26 +223,26 @@ def make(storage: Storage) -> LazyTensor:
     layout = storage.layout
     tensor: LazyTensor = _create(layout.size, layout.dtype)
     if not layout.as_created:
-        tensor = _reinterpret(tensor, layout.size, layout.stride)
+        tensor = reinterpret(tensor, layout.size, layout.stride)
     tensor.untyped_storage()._s = storage
     tensor.__class__ = LazyTensor
     tensor._s = storage
     return tensor
 
 
-def strided(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], further: int) -> Any:
+def strided(tensor: Any, size: Sequence[int], stride: Sequence[int], further: int) -> Any:
     """Return a tensor of torch's own class on the C++ storage of another, ``further`` elements behind its first.
 
     In a third of the time that ``as_strided`` takes, which inference mode needs: it knows views of what was made outside.
     """
     if _in_inference_mode():
         return _as_strided(_META, tensor, size, stride, tensor.storage_offset() + further)
-    return _reinterpret(tensor, size, stride, further)
+    return reinterpret(tensor, size, stride, further)
 
 
 def make_view(tensor: torch.Tensor, storage: Storage, layout: Layout) -> LazyTensor:
     """Return a tensor that shares the C++ storage of ``tensor`` and lies in it as ``layout``."""
-    out: LazyTensor = strided(tensor, layout.size, layout.stride, layout.offset - tensor.storage_offset())
+    out: LazyTensor = strided(tensor, layout.size, layout.stride, layout.offset - int(tensor.storage_offset()))
     out.__class__ = LazyTensor
     out._s = storage if layout is storage.layout else Alias(storage, layout)
     return out
