@@ -33,7 +33,7 @@ def can_generate(op: Op, *, new: bool = False) -> bool:
     """Return whether the op's schema is one that has a fast form.
 
     Args:
-        new: all results are new tensors, so that there may be lists of tensors among the arguments, or no tensor at all.
+        new: all results are new tensors: there may be lists of tensors among the arguments, or no tensor at all.
     """
     kinds = {a.kind for a in op.arguments}
     if op.order is not None or op.defaults or not op.arguments:

@@ -25,7 +25,8 @@ from lazytpu.tracing.reading import read
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record
 from lazytpu.tracing.transaction import Transaction, check_broadcast, write_cast
 
-_copied: Callable[..., torch.Tensor] = generated.functional(op_of(aten._to_copy.default), functional(aten._to_copy.default))
+_TO_COPY = op_of(aten._to_copy.default)
+_copied: Callable[..., torch.Tensor] = generated.functional(_TO_COPY, functional(_TO_COPY.overload))
 _FULL = op_of(aten.full.default)
 _BATCH_NORM = op_of(aten._native_batch_norm_legit_functional.default)
 _WITH_UPDATE = op_of(aten._batch_norm_with_update_functional.default)

@@ -233,7 +233,7 @@ def make(storage: Storage) -> LazyTensor:
 def strided(tensor: Any, size: Sequence[int], stride: Sequence[int], further: int) -> Any:
     """Return a tensor of torch's own class on the C++ storage of another, ``further`` elements behind its first.
 
-    In a third of the time that ``as_strided`` takes, which inference mode needs: it knows views of what was made outside.
+    In a third of the time of ``as_strided``, which inference mode needs: it knows views of what was made outside.
     """
     if _in_inference_mode():
         return _as_strided(_META, tensor, size, stride, tensor.storage_offset() + further)

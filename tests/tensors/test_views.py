@@ -325,7 +325,7 @@ def test_views_in_inference_mode_are_what_their_base_is(device: torch.device) ->
     def run(on: Any) -> list[bool]:
         weight, x = torch.ones(2, 3).to(on), torch.ones(4, 4).to(on)
         with torch.inference_mode():
-            made = [f for _ in range(2) for f in (weight.view(6), x[1:, 2:], (x * 2)[:, 1:])]  # the second is remembered
+            made = [v for _ in range(2) for v in (weight.view(6), x[1:, 2:], (x * 2)[:, 1:])]  # known the second time
             made[1].add_(1)
         return [v.is_inference() for v in made]
 
