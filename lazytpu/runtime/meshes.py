@@ -135,19 +135,20 @@ def taken(buffer: jax.Array) -> Sharding:
 
 def placed(graph: Graph, buffers: Sequence[jax.Array]) -> list[jax.Array]:
     """Return the inputs of a graph where it takes them."""
-    mesh = graph.mesh
-    return [
-        taken_by(mesh, x) if mesh is None or v.sharding is None else x
-        for v, x in zip(graph.inputs, buffers, strict=True)
-    ]
+    if graph.mesh is None:
+        return [on_one_device(x) for x in buffers]
+    where = shardings.replicated(graph.mesh)
+    pairs = zip(graph.inputs, buffers, strict=True)
+    return [_everywhere(x, where) if v.sharding is None else x for v, x in pairs]
 
 
 def taken_by(mesh: Mesh | None, buffer: jax.Array) -> jax.Array:
     """Return an input without a sharding where a graph takes it: on all devices of its mesh, or on one."""
-    if mesh is None:
-        return on_one_device(buffer)
-    where = shardings.replicated(mesh)
-    if _lies(buffer, where):
+    return on_one_device(buffer) if mesh is None else _everywhere(buffer, shardings.replicated(mesh))
+
+
+def _everywhere(buffer: jax.Array, where: jax.sharding.Sharding) -> jax.Array:
+    if _equivalent(buffer.sharding, where, buffer.ndim):
         return buffer
     metrics.count("replicated")
     if described.is_described(buffer):
@@ -156,8 +157,9 @@ def taken_by(mesh: Mesh | None, buffer: jax.Array) -> jax.Array:
         return laid_out(buffer, where)
 
 
-def _lies(buffer: jax.Array, where: jax.sharding.Sharding) -> bool:
-    return buffer.sharding is where or bool(buffer.sharding.is_equivalent_to(where, buffer.ndim))
+@cache
+def _equivalent(these: jax.sharding.Sharding, those: jax.sharding.Sharding, ndim: int) -> bool:
+    return these is those or bool(these.is_equivalent_to(those, ndim))
 
 
 def on_one_device(buffer: jax.Array) -> jax.Array:

@@ -140,7 +140,9 @@ def _store(live: list[Storage], buffers: dict[Value, Buffer], shardings: dict[Va
         _set(computed, "shared", [owners[id(buffer)] > 1 for buffer in found])
     if shardings:
         for storage in computed:
-            shardings_kept.note_result(storage, shardings[storage.value])
+            asked = shardings[storage.value]
+            if asked is None or asked is not storage.sharding:
+                shardings_kept.note_result(storage, asked)
     _set(live, "step", repeat(0))  # first: an interrupt may leave a value behind that is of no step
     _set(live, "value", repeat(NOTHING))
 

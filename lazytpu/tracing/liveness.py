@@ -11,7 +11,7 @@ from lazytpu.config import config
 from lazytpu.ir.tree import Value, trace
 from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.storage import Storage, new_storage
-from lazytpu.tracing.shardings_kept import wanted_shardings
+from lazytpu.tracing.shardings_kept import give_to_gradients, wanted_shardings
 
 
 def live_storages() -> list[Storage]:
@@ -47,6 +47,8 @@ def key_of(live: list[Storage]) -> Any:
     XLA gives the memory of donated inputs to the outputs of their type in order, and copies where it does not suit.  So
     what overwrites an input comes first, in the order of these inputs.
     """
+    if trace.mesh is not None:
+        give_to_gradients()
     signature = _signature(live)
     known = trace.cursor.cut
     if known is not None and signature is not None and known[0] == signature:
@@ -60,12 +62,11 @@ def key_of(live: list[Storage]) -> Any:
 def _signature(live: list[Storage]) -> tuple[object, ...] | None:
     """Return what the key of a cut at the cursor follows from, which a loop over steps finds again at each cut.
 
-    None where inputs share a buffer or lie on a mesh, or one has got another buffer in this step.
+    None where inputs share a buffer, or one has got another buffer in this step.
     """
     inputs = trace.inputs
     storages, buffers = [*map(_storage_of, inputs)], [*map(_buffer_of, inputs)]
-    plain = trace.mesh is None and len({*map(id, buffers)}) == len(buffers)
-    if not plain or {*map(_STEP, storages)} != {trace.recorded_step}:
+    if len({*map(id, buffers)}) != len(buffers) or {*map(_STEP, storages)} != {trace.recorded_step}:
         return None
     if not all(map(is_, map(_BUFFER, storages), buffers)):
         return None
@@ -77,10 +78,13 @@ def _signature(live: list[Storage]) -> tuple[object, ...] | None:
         [*map(itemgetter(2), inputs)],
         config.donate,
         config.check_bounds,
+        trace.mesh and (trace.mesh, trace.shardings, [*map(_SHARDING, live)], [s.buffer is None for s in live]),
     )
 
 
-_STEP, _VALUE, _LAYOUT, _BUFFER, _SHARED = map(attrgetter, ("step", "value", "layout", "buffer", "shared"))
+_STEP, _VALUE, _LAYOUT, _BUFFER, _SHARED, _SHARDING = map(
+    attrgetter, ("step", "value", "layout", "buffer", "shared", "sharding")
+)
 
 
 def _new_key(live: list[Storage]) -> Any:

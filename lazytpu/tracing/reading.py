@@ -21,7 +21,7 @@ from lazytpu.tracing import record
 from lazytpu.tracing.cutting import cut, run
 from lazytpu.tracing.liveness import live_storages
 from lazytpu.tracing.planning import plan_of
-from lazytpu.tracing.shardings_kept import wanted_shardings
+from lazytpu.tracing.shardings_kept import give_to_gradients, wanted_shardings
 
 _WAIT = metrics.timer("wait")
 
@@ -157,4 +157,5 @@ def _with_shardings(graph: Graph, storages: list[Storage]) -> Graph:
     """Return a graph with the shardings that its outputs will keep, where the step is on a mesh."""
     if trace.mesh is None:
         return graph
+    give_to_gradients()
     return with_shardings(graph, wanted_shardings(storages, graph.outputs), trace.mesh)

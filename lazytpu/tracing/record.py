@@ -67,7 +67,7 @@ def _load_storage(storage: Storage, step: int) -> Value:
         return value
     trace.refuse_if_closed()
     sharding = storage.sharding
-    if sharding is not None:
+    if sharding is not None and sharding.mesh is not trace.mesh:
         on_mesh(sharding.mesh)
     if not trace.inputs:
         collect_before_step()

@@ -12,9 +12,9 @@ from lazytpu.ir.sharding import Sharding, interned
 from lazytpu.ir.tree import Value, trace
 from lazytpu.runtime import meshes
 from lazytpu.runtime.client import Buffer
-from lazytpu.tensors.storage import Storage, resolve
+from lazytpu.tensors.storage import Storage, storage_of
 from lazytpu.tracing.parts_of_step import own_of_step
-from lazytpu.tracing.record import cell_of
+from lazytpu.tracing.record import cell_of, is_device_tensor
 
 _leaves: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters with a sharding
 
@@ -34,11 +34,10 @@ def forget(parameter: torch.Tensor) -> None:
 def wanted_shardings(live: list[Storage], outputs: tuple[Value, ...]) -> tuple[Sharding | None, ...]:
     """Return what the storages that hold the outputs of a step on a mesh want, None where they want nothing.
 
-    What overwrites a storage keeps its sharding; a gradient has that of its parameter.
+    What overwrites a storage keeps its sharding; a gradient has that of its parameter, after `give_to_gradients`.
     """
     mesh = trace.mesh
     assert mesh is not None
-    _share_with_gradients()
     found: dict[Value, Sharding] = {}
     own = own_of_step()
     for storage in live:
@@ -54,13 +53,14 @@ def wanted_shardings(live: list[Storage], outputs: tuple[Value, ...]) -> tuple[S
     return tuple([found.get(value) for value in outputs])
 
 
-def _share_with_gradients() -> None:
+def give_to_gradients() -> None:
+    """Give gradients that this step writes the shardings of their parameters."""
     for reference in list(_leaves.values()):
         parameter = reference()
         grad = None if parameter is None else parameter.grad
-        if parameter is None or grad is None or grad.device != parameter.device:
+        if not is_device_tensor(grad) or not is_device_tensor(parameter):
             continue
-        own, storage = resolve(cell_of(parameter))[0], resolve(cell_of(grad))[0]
+        own, storage = storage_of(cell_of(parameter)), storage_of(cell_of(grad))
         written = storage.step == trace.recorded_step and storage.value.node is not None  # else it lies as it did
         if written and storage.sharding is None and storage.layout.size == own.layout.size:
             storage.sharding = own.sharding
@@ -70,12 +70,12 @@ def note_result(storage: Storage, asked: Sharding | None) -> None:
     """Note how a result of a step on a mesh lies, which a storage holds now.
 
     Args:
-        asked: the sharding that was wanted for it.
+        asked: the sharding that was wanted for it, another than that of the storage.
     """
     assert trace.mesh is not None and storage.buffer is not None
     if asked is not None and asked.own:
         storage.sharding = asked
-    elif storage.sharding is None or asked is not storage.sharding:
+    elif asked is None or storage.sharding is not None or not asked.is_replicated:
         storage.sharding = meshes.sharding_of(storage.buffer, trace.mesh)
 
 
