@@ -12,8 +12,10 @@ import torch
 from lazytpu.config import config
 from lazytpu.ir.op_schema import Arg
 from lazytpu.runtime import world
+from lazytpu.tensors.storage import storage_of
 from lazytpu.torch_backend.after_import import after_import
 from lazytpu.tracing.cutting import cut
+from lazytpu.tracing.record import cell_of, is_device_tensor
 
 Tensor = torch.Tensor
 _PACKAGE = "torch.distributed.fsdp._fully_shard"
@@ -39,7 +41,7 @@ def copy_(target: Tensor, data: Tensor) -> None:
 def register() -> None:
     """Wait for FSDP2, which defines its ops when it is imported."""
     after_import(f"{_PACKAGE}._fsdp_collectives", _register_collectives)
-    after_import(f"{_PACKAGE}._fsdp_param", _register_copy)
+    after_import(f"{_PACKAGE}._fsdp_param", _register_parameters)
     after_import(f"{_PACKAGE}._fsdp_state", _cut_before_first_step)
     after_import(f"{_PACKAGE}._fsdp_init", _move_models_of_the_host)
 
@@ -56,8 +58,28 @@ def _register_collectives(_: ModuleType) -> None:
         _library().impl("all_gather_copy_in", all_gather_copy_in, "PrivateUse1", allow_override=True)
 
 
-def _register_copy(_: ModuleType) -> None:
+def _register_parameters(module: ModuleType) -> None:
     _library().impl("copy_", copy_, "PrivateUse1", allow_override=True)
+    _keep_padded(vars(module)["FSDPParam"])
+
+
+def _keep_padded(parameter: Arg) -> None:
+    """Let a parameter of uneven parts stay where ``state_dict`` has seen it.
+
+    FSDP compares the storages of plain tensors only, and would pad the part of any other again, elsewhere.
+    """
+    reset = parameter.reset_sharded_param
+
+    @functools.wraps(reset)
+    def call(self: Arg) -> None:
+        now: Arg = getattr(self._module_info.module, self._module_info.param_name)
+        both = self._sharded_param_data, now._local_tensor
+        if all(map(is_device_tensor, both)) and len({storage_of(cell_of(x)) for x in both}) == 1:
+            self.sharded_param, self._sharding_spec = now, now._spec
+        else:
+            reset(self)
+
+    parameter.reset_sharded_param = call
 
 
 def _move_models_of_the_host(module: ModuleType) -> None:

@@ -82,6 +82,12 @@ class LazyProcessGroup(dist.ProcessGroup):
             _write(target, x)
         return done(outputs)
 
+    def _root(self, opts: Options) -> int:
+        root: int = opts if isinstance(opts, int) else 0 if opts is None else opts.rootRank
+        if root not in range(self.members.size):
+            raise RuntimeError(f"invalid root rank: {root}")  # as Gloo says
+        return root
+
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
@@ -144,10 +150,10 @@ class LazyProcessGroup(dist.ProcessGroup):
         tensors = _listed(tensors)
         if not _on_device(tensors):
             return self._host.reduce(tensors, *_given(opts))
-        reduction = _reduction(op if isinstance(opts, int) else opts)
+        reduction, root = _reduction(op if isinstance(opts, int) else opts), self._root(opts)
         for x in tensors:
             found = exchange.all_reduce(_read(x), reduction, self.members)
-            if self.members.place == _root(opts):
+            if self.members.place == root:
                 _write(x, found)
         return done(tensors)
 
@@ -211,7 +217,7 @@ class LazyProcessGroup(dist.ProcessGroup):
             outputs, inputs = ([outputs] if outputs else []), [inputs]
         if not _on_device(inputs):
             return self._host.gather(outputs, inputs, *_given(opts))
-        here = self.members.place == _root(opts)
+        here = self.members.place == self._root(opts)
         for i, x in enumerate(inputs):
             found = exchange.all_gather(_read(x)[None], self.members)
             if here:
@@ -227,7 +233,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         if ddp.through_host:
             return self._through_host(self._host.broadcast, tensors, tensors, opts)
         for x in tensors:
-            _write(x, exchange.broadcast(_read(x), _root(opts), self.members))
+            _write(x, exchange.broadcast(_read(x), self._root(opts), self.members))
         return done(tensors)
 
     def scatter(self, outputs: Tensors, inputs: Tensors, opts: Options = None, timeout: Options = None) -> Work:
@@ -235,7 +241,7 @@ class LazyProcessGroup(dist.ProcessGroup):
             outputs, inputs = [outputs], ([inputs] if inputs else [])
         if not _on_device(outputs):
             return self._host.scatter(outputs, inputs, *_given(opts))
-        root = _root(opts)
+        root = self._root(opts)
         for i, output in enumerate(outputs):
             if self.members.place == root:
                 rows = torch.cat([_read(x).reshape(1, *output.shape) for x in inputs[i]])
@@ -347,17 +353,13 @@ def _read(x: Tensor) -> Tensor:
 
 
 def _write(target: Tensor, found: Tensor) -> None:
-    with torch.no_grad():
-        target.detach().copy_(found)
+    """Copy, and leave the version of the target as it was: torch's collectives do."""
+    target.data.copy_(found)
 
 
 def _write_parts(targets: Sequence[Tensor], found: Tensor) -> None:
     for x, part in zip(targets, found.unbind(0), strict=True):
         _write(x, part.reshape(x.shape))
-
-
-def _root(opts: Options) -> int:
-    return opts if isinstance(opts, int) else 0 if opts is None else opts.rootRank
 
 
 def _reduction(opts: Options) -> Reduction:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
@@ -114,9 +115,19 @@ def test_broadcast_scatter_and_all_to_all() -> None:
         dist.all_to_all_single(uneven, given(device, sum(splits)), [[1, 2], [3, 1]][rank], splits)
         parts = [torch.zeros(3, device=device) for _ in range(n)]
         dist.all_to_all(parts, [given(device, 3) + i for i in range(n)])
+        assert sent._version == got._version == even._version == 0, "a collective is no write that autograd counts"
         return sent, torch.signbit(exact), exact.nan_to_num(5.0), flags, got, even, uneven, parts
 
     matched(run)
+
+
+@on_ranks(2)
+def test_a_root_that_is_no_member_is_refused() -> None:
+    for device in (torch.device("cpu"), lazytpu.device()):
+        x = torch.ones(2, device=device)
+        for call in (dist.broadcast, dist.reduce, lambda x, root: dist.gather(x, dst=root)):
+            with pytest.raises(RuntimeError, match="invalid root rank: 5"):
+                call(x, 5)
 
 
 @on_ranks(2)

@@ -128,6 +128,23 @@ def test_fsdp() -> None:
 
 
 @on_ranks(2)
+def test_a_state_that_was_taken_before_the_first_step_follows_it() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def run(device: Device) -> Any:
+        torch.manual_seed(2)
+        net = fully_shard(nn.Linear(3, 3, bias=False).to(device), mesh=init_device_mesh(device.type, (2,)))
+        state = net.state_dict()
+        net(torch.ones(1, 3, device=device)).sum().backward()
+        torch.optim.SGD(net.parameters(), 0.1).step()
+        assert torch.equal(state["weight"].to_local(), net.weight.to_local())
+        return state["weight"].to_local()
+
+    matched(run)
+
+
+@on_ranks(2)
 def test_tensor_parallel() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
