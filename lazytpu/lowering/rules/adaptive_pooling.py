@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.registry import lowers_each
 from lazytpu.lowering.rules.pooling import _along, _reduce_max, scattered
 from lazytpu.lowering.support.operands import compute_dtype
 
@@ -38,30 +38,14 @@ def _bin_means(x, sizes):
     return x
 
 
-@lowers(aten._adaptive_avg_pool2d.default)
-def adaptive_avg_pool2d(out, x, output_size):
-    return _bin_means(x.astype(compute_dtype(x.dtype)), out.shape[-2:]).astype(out.dtype)
-
-
-@lowers(aten._adaptive_avg_pool3d.default)
-def adaptive_avg_pool3d(out, x, output_size):
-    return _bin_means(x.astype(compute_dtype(x.dtype)), out.shape[-3:]).astype(out.dtype)
+def _adaptive_avg_pool(out, x, n):
+    return _bin_means(x.astype(compute_dtype(x.dtype)), out.shape[-n:]).astype(out.dtype)
 
 
 def _bin_means_backward(out, grad, n):
     wide = jax.ShapeDtypeStruct(out.shape, compute_dtype(out.dtype))
     spread = jax.linear_transpose(lambda x: _bin_means(x, grad.shape[-n:]), wide)
     return spread(grad.astype(wide.dtype))[0].astype(out.dtype)
-
-
-@lowers(aten._adaptive_avg_pool2d_backward.default)
-def adaptive_avg_pool2d_backward(out, grad, x):
-    return _bin_means_backward(out, grad, 2)
-
-
-@lowers(aten._adaptive_avg_pool3d_backward.default)
-def adaptive_avg_pool3d_backward(out, grad, x):
-    return _bin_means_backward(out, grad, 3)
 
 
 def _adaptive_max_pool(out, x, n):
@@ -75,26 +59,6 @@ def _adaptive_max_pool(out, x, n):
         value, index = _reduce_max(taps, axis, [_along(axis, x.ndim, q) for q in positions], length, index)
         length *= x.shape[axis]
     return value, index.astype(out[1].dtype)
-
-
-@lowers(aten.adaptive_max_pool2d.default)
-def adaptive_max_pool2d(out, x, output_size):
-    return _adaptive_max_pool(out, x, 2)
-
-
-@lowers(aten.adaptive_max_pool3d.default)
-def adaptive_max_pool3d(out, x, output_size):
-    return _adaptive_max_pool(out, x, 3)
-
-
-@lowers(aten.adaptive_max_pool2d_backward.default)
-def adaptive_max_pool2d_backward(out, grad, x, indices):
-    return scattered(out, grad, indices, 2)
-
-
-@lowers(aten.adaptive_max_pool3d_backward.default)
-def adaptive_max_pool3d_backward(out, grad, x, indices):
-    return scattered(out, grad, indices, 3)
 
 
 def _fractional_starts(sample, length, size, k):
@@ -124,26 +88,6 @@ def _fractional_max_pool(out, x, kernel, samples, n):
     return value, index.astype(out[1].dtype)
 
 
-@lowers(aten.fractional_max_pool2d.default)
-def fractional_max_pool2d(out, x, kernel_size, output_size, random_samples):
-    return _fractional_max_pool(out, x, kernel_size, random_samples, 2)
-
-
-@lowers(aten.fractional_max_pool3d.default)
-def fractional_max_pool3d(out, x, kernel_size, output_size, random_samples):
-    return _fractional_max_pool(out, x, kernel_size, random_samples, 3)
-
-
-@lowers(aten.fractional_max_pool2d_backward.default)
-def fractional_max_pool2d_backward(out, grad, x, kernel_size, output_size, indices):
-    return scattered(out, grad, indices, 2)
-
-
-@lowers(aten.fractional_max_pool3d_backward.default)
-def fractional_max_pool3d_backward(out, grad, x, kernel_size, output_size, indices):
-    return scattered(out, grad, indices, 3)
-
-
 def _unpooled(out, x, indices, n):
     lead = out.shape[: len(out.shape) - n]
     planes = int(np.prod(lead))
@@ -152,11 +96,18 @@ def _unpooled(out, x, indices, n):
     return flat.at[rows, indices.reshape(rows.shape)].set(x.reshape(rows.shape)).reshape(out.shape)
 
 
-@lowers(aten.max_unpool2d.default)
-def max_unpool2d(out, x, indices, output_size):
-    return _unpooled(out, x, indices, 2)
+def _rules(n):
+    """Return the rules of the ops over ``n`` dimensions."""
+    return {
+        f"_adaptive_avg_pool{n}d": lambda out, x, output_size: _adaptive_avg_pool(out, x, n),
+        f"_adaptive_avg_pool{n}d_backward": lambda out, grad, x: _bin_means_backward(out, grad, n),
+        f"adaptive_max_pool{n}d": lambda out, x, output_size: _adaptive_max_pool(out, x, n),
+        f"adaptive_max_pool{n}d_backward": lambda out, grad, x, indices: scattered(out, grad, indices, n),
+        f"fractional_max_pool{n}d": lambda out, x, kernel, size, drawn: _fractional_max_pool(out, x, kernel, drawn, n),
+        f"fractional_max_pool{n}d_backward": lambda out, grad, x, kernel, size, at: scattered(out, grad, at, n),
+        f"max_unpool{n}d": lambda out, x, indices, *_: _unpooled(out, x, indices, n),
+    }
 
 
-@lowers(aten.max_unpool3d.default)
-def max_unpool3d(out, x, indices, output_size, stride, padding):
-    return _unpooled(out, x, indices, 3)
+for _n in (2, 3):
+    lowers_each({getattr(aten, name).default: rule for name, rule in _rules(_n).items()})

@@ -220,13 +220,8 @@ def scatter_along(x, dim, index, source, how="set"):
     return written if part is x else lax.dynamic_update_slice(x, written, [0] * x.ndim)
 
 
-@lowers(aten.scatter.src, aten.scatter.value)
-def scatter(out, x, dim, index, source):
-    return scatter_along(x, dim, index, cast(source, x.dtype))
-
-
-@lowers(aten.scatter.reduce, aten.scatter.value_reduce)
-def scatter_with(out, x, dim, index, source, *, reduce):
+@lowers(aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter(out, x, dim, index, source, *, reduce="set"):
     return scatter_along(x, dim, index, cast(source, x.dtype), reduce)
 
 
@@ -247,14 +242,15 @@ def neutral(how, dtype):
     return jnp.asarray(limits.min if how == "amax" else limits.max, dtype)
 
 
-def _reduced_into(x, how, include_self, scatter):
-    """Return a scatter reduction of torch; ``scatter(x, source, how)`` places ones, or the source when it is None."""
+def _reduced_into(x, how, include_self, place, dim, index, source):
+    """Return a reduction of torch of ``source`` into ``x``, where ``place`` puts elements or slices."""
     wide = compute_dtype(x.dtype)
     start = lax.convert_element_type(x, wide)
-    counts = scatter(jnp.zeros(x.shape, wide), 1, "sum") if how == "mean" or not include_self else None
+    counted = how == "mean" or not include_self
+    counts = place(jnp.zeros(x.shape, wide), dim, index, jnp.asarray(1), "sum") if counted else None
     if not include_self:
         start = jnp.where(counts != 0, neutral(how, wide), start)
-    result = scatter(start, None, how)
+    result = place(start, dim, index, source, how)
     if how == "mean":
         counts = jnp.maximum(counts + (1 if include_self else 0), 1) if wide != jnp.bool_ else counts
         floats = jnp.issubdtype(wide, jnp.inexact)
@@ -264,18 +260,12 @@ def _reduced_into(x, how, include_self, scatter):
 
 @lowers(aten.scatter_reduce.two)
 def scatter_reduce(out, x, dim, index, source, reduce, *, include_self=True):
-    def place(into, value, how):
-        return scatter_along(into, dim, index, source if value is None else jnp.asarray(value), how)
-
-    return _reduced_into(x, reduce, include_self, place)
+    return _reduced_into(x, reduce, include_self, scatter_along, dim, index, source)
 
 
 @lowers(aten.index_reduce.default)
 def index_reduce(out, x, dim, index, source, reduce, *, include_self=True):
-    def place(into, value, how):
-        return _rows(into, dim, index, source if value is None else jnp.asarray(value), how)
-
-    return _reduced_into(x, reduce, include_self, place)
+    return _reduced_into(x, reduce, include_self, _rows, dim, index, source)
 
 
 @lowers(aten.index_select.default)
@@ -303,14 +293,9 @@ def index_add(out, x, dim, index, source, *, alpha=1):
     return _rows(x.astype(wide), dim, index, source, "sum").astype(x.dtype)
 
 
-@lowers(aten.index_copy.default)
+@lowers(aten.index_copy.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_copy(out, x, dim, index, source):
-    return _rows(x, dim, index, source, "set")
-
-
-@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(out, x, dim, index, value):
-    return _rows(x, dim, index, cast(value, x.dtype), "set")
+    return _rows(x, dim, index, cast(source, x.dtype), "set")
 
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)

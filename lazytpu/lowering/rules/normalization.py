@@ -144,6 +144,7 @@ def _channels(x):
     return (1, x.shape[1], *[1] * (x.ndim - 2))
 
 
+@lowers(aten._native_batch_norm_legit_functional.default, dynamic="momentum eps")
 def _batch_norm(out, x, weight, bias, running_mean, running_var, training, momentum, eps):
     """Return result, saved mean and 1/std, and the new running statistics (None where there are none)."""
     dtype = compute_dtype(x.dtype)
@@ -175,11 +176,6 @@ def _batch_norm(out, x, weight, bias, running_mean, running_var, training, momen
     return y, *saved, moved(running_mean, batch), moved(running_var, unbiased)
 
 
-@lowers(aten._native_batch_norm_legit_functional.default, dynamic="momentum eps")
-def native_batch_norm_functional(out, x, weight, bias, running_mean, running_var, training, momentum, eps):
-    return _batch_norm(out, x, weight, bias, running_mean, running_var, training, momentum, eps)
-
-
 @lowers(aten.native_batch_norm.default, dynamic="momentum eps")
 def native_batch_norm(out, x, weight, bias, running_mean, running_var, training, momentum, eps):
     """The results alone: the update of the running statistics is recorded as the functional variant."""
@@ -208,9 +204,9 @@ def batch_norm_no_update(out, x, weight, bias, running_mean, running_var, moment
     return *results, jnp.zeros(out[3].shape, out[3].dtype)
 
 
-@lowers(aten.native_batch_norm_backward.default, dynamic="eps")
+@lowers(aten.native_batch_norm_backward.default, aten.batch_norm_backward.default, dynamic="eps")
 def native_batch_norm_backward(
-    out, grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+    out, grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask, reserve=None
 ):
     dtype = compute_dtype(x.dtype)
     channels = _channels(x)
@@ -236,15 +232,6 @@ def _batch_gradients(train, wanted, grad, x, mean, rstd, weight):
         centred = grad - (by_bias.reshape(channels) + xhat * by_weight.reshape(channels)) / count if train else grad
         results.append(_affine(centred, weight, None, channels) * rstd)
     return results + [a for a, w in zip((by_weight, by_bias), wanted[1:], strict=True) if w]
-
-
-@lowers(aten.batch_norm_backward.default, dynamic="eps")
-def batch_norm_backward(
-    out, grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask, reserve
-):
-    return native_batch_norm_backward(
-        out, grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
-    )
 
 
 @lowers(aten._fused_rms_norm.default, dynamic="eps")

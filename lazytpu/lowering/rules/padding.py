@@ -45,16 +45,6 @@ def _pad_from_itself(x, padding, reflect):
     return x
 
 
-@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(out, x, padding):
-    return _pad_from_itself(x, padding, reflect=True)
-
-
-@lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
-def replication_pad(out, x, padding):
-    return _pad_from_itself(x, padding, reflect=False)
-
-
 def _pad_gradient(out, grad, x, padding, reflect):
     """Add each padded element's gradient to the one it came from."""
     if x.dtype in (jnp.bfloat16, jnp.float16) and x.size and grad.size:
@@ -82,19 +72,15 @@ def _pad_gradient_in_turn(out, grad, x, padding, reflect):
     return lax.reshape(total, out.shape).astype(out.dtype)
 
 
-@lowers(
-    aten.reflection_pad1d_backward.default,
-    aten.reflection_pad2d_backward.default,
-    aten.reflection_pad3d_backward.default,
-)
-def reflection_pad_backward(out, grad, x, padding):
-    return _pad_gradient(out, grad, x, padding, reflect=True)
+def _rules(reflect):
+    """Return the rules of padding and of its gradient."""
+    return (
+        lambda out, x, padding: _pad_from_itself(x, padding, reflect),
+        lambda out, grad, x, padding: _pad_gradient(out, grad, x, padding, reflect),
+    )
 
 
-@lowers(
-    aten.replication_pad1d_backward.default,
-    aten.replication_pad2d_backward.default,
-    aten.replication_pad3d_backward.default,
-)
-def replication_pad_backward(out, grad, x, padding):
-    return _pad_gradient(out, grad, x, padding, reflect=False)
+for _name, (_forward, _backward) in (("reflection_pad", _rules(True)), ("replication_pad", _rules(False))):
+    for _n in (1, 2, 3):
+        lowers(getattr(aten, f"{_name}{_n}d").default)(_forward)
+        lowers(getattr(aten, f"{_name}{_n}d_backward").default)(_backward)

@@ -116,16 +116,8 @@ def _remainder(x, y):
     return jnp.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
-lowers_each(
-    {
-        op: pointwise(fn)
-        for fn, ops in {
-            _remainder: (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor),
-            lax.rem: (aten.fmod.Tensor, aten.fmod.Scalar),
-        }.items()
-        for op in ops
-    }
-)
+lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)(pointwise(_remainder))
+lowers(aten.fmod.Tensor, aten.fmod.Scalar)(pointwise(lax.rem))
 
 
 def _gcd(x, y):
@@ -283,8 +275,8 @@ lowers_each(
         aten.logaddexp2.default: pointwise(jnp.logaddexp2),
         aten.heaviside.default: pointwise(lambda x, at_zero: jnp.where(x == 0, at_zero, cast(x > 0, x.dtype))),
         aten.nextafter.default: lambda out, x, y: lax.nextafter(*operands(out, x, y, dtype=out.dtype)),
-        aten.copysign.Tensor: pointwise(lambda x, y: jnp.copysign(x, y)),
-        aten.copysign.Scalar: pointwise(lambda x, y: jnp.copysign(x, y)),
+        aten.copysign.Tensor: pointwise(jnp.copysign),
+        aten.copysign.Scalar: pointwise(jnp.copysign),
         aten.xlogy.Tensor: times_log(lax.log),
         aten.xlogy.Scalar_Other: times_log(lax.log),
         aten.xlogy.Scalar_Self: times_log(lax.log),

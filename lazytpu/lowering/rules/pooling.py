@@ -68,7 +68,7 @@ def _reduce_max(taps, axis, positions, length, index):
     return best, where
 
 
-def _max_pool(out, x, n, kernel, stride, padding, dilation, ceil_mode):
+def _maxima(out, x, n, kernel, stride, padding, dilation):
     kernel, stride, padding = _window(kernel, stride, padding, n)
     dilation, lead = _per_dim(dilation, n), x.ndim - n
     value, index, length = x, None, 1
@@ -85,16 +85,6 @@ def _max_pool(out, x, n, kernel, stride, padding, dilation, ceil_mode):
         value, index = _reduce_max(taps, axis, positions, length, index)
         length *= x.shape[axis]
     return value, index.astype(out[1].dtype)
-
-
-@lowers(aten.max_pool2d_with_indices.default)
-def max_pool2d(out, x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=False):
-    return _max_pool(out, x, 2, kernel_size, stride, padding, dilation, ceil_mode)
-
-
-@lowers(aten.max_pool3d_with_indices.default)
-def max_pool3d(out, x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=False):
-    return _max_pool(out, x, 3, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 def scattered(out, values, indices, n):
@@ -132,7 +122,7 @@ def _claimed(grad, indices, spatial, stride, padding, cover):
     return total
 
 
-def _max_pool_backward(out, grad, indices, n, kernel, stride, padding, dilation):
+def _gradient_of_maxima(out, grad, indices, n, kernel, stride, padding, dilation):
     if 0 in grad.shape:
         return jnp.zeros(out.shape, out.dtype)
     kernel, stride, padding = _window(kernel, stride, padding, n)
@@ -150,16 +140,6 @@ def _max_pool_backward(out, grad, indices, n, kernel, stride, padding, dilation)
         return _claimed(grad[0], indices[0], spatial, stride, padding, cover).reshape(out.shape).astype(out.dtype)
     parts = lax.map(lambda part: _claimed(*part, spatial, stride, padding, cover), (grad, indices))
     return parts.reshape(out.shape).astype(out.dtype)
-
-
-@lowers(aten.max_pool2d_with_indices_backward.default)
-def max_pool2d_backward(out, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    return _max_pool_backward(out, grad, indices, 2, kernel_size, stride, padding, dilation)
-
-
-@lowers(aten.max_pool3d_with_indices_backward.default)
-def max_pool3d_backward(out, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    return _max_pool_backward(out, grad, indices, 3, kernel_size, stride, padding, dilation)
 
 
 def _window_sum(x, sizes, kernel, stride, padding):
@@ -219,9 +199,19 @@ def _avg_pool(n):
     return forward, backward
 
 
-for _n, _forward, _backward in (
-    (2, aten.avg_pool2d.default, aten.avg_pool2d_backward.default),
-    (3, aten.avg_pool3d.default, aten.avg_pool3d_backward.default),
-):
-    for _op, _rule in zip((_forward, _backward), _avg_pool(_n), strict=True):
-        lowers(_op)(_rule)
+def _max_pool(n):
+    """Return the rules of ``max_pool{n}d_with_indices`` and of its gradient."""
+
+    def forward(out, x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=False):
+        return _maxima(out, x, n, kernel_size, stride, padding, dilation)
+
+    def backward(out, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+        return _gradient_of_maxima(out, grad, indices, n, kernel_size, stride, padding, dilation)
+
+    return forward, backward
+
+
+for _name, _rules in (("max_pool{}d_with_indices", _max_pool), ("avg_pool{}d", _avg_pool)):
+    for _n in (2, 3):
+        for _suffix, _rule in zip(("", "_backward"), _rules(_n), strict=True):
+            lowers(getattr(aten, _name.format(_n) + _suffix).default)(_rule)

@@ -193,13 +193,9 @@ def geometric(out, x, p, *, rng, generator=None):
 
 
 @lowers(aten.bernoulli.p, aten.bernoulli.Tensor, dynamic="p")
-def bernoulli(out, x, p, *, rng, generator=None):
-    return cast(mask(rng, out.shape, p), out.dtype)
-
-
 @lowers(aten.bernoulli.default)
-def bernoulli_of(out, p, *, rng, generator=None):
-    return cast(mask(rng, out.shape, p), out.dtype)
+def bernoulli(out, x, p=None, *, rng, generator=None):
+    return cast(mask(rng, out.shape, x if p is None else p), out.dtype)
 
 
 def integers(rng, shape, low, high):

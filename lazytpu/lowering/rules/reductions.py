@@ -43,23 +43,18 @@ def count_of(x, axes):
 
 
 def _finish(out, x):
-    """Round to the result's dtype and restores the dims that ``keepdim`` keeps."""
+    """Round to the result's dtype and restore the dims that ``keepdim`` keeps."""
     x = lax.convert_element_type(x, out.dtype)
     return x if x.shape == out.shape else lax.reshape(x, out.shape)
 
 
 def keep(x, axes):
-    """Return put reduced axes back with size one."""
+    """Put reduced axes back with size one."""
     return lax.expand_dims(x, sorted(axes)) if axes else x
 
 
-@lowers(aten.sum.default)
-def sum_all(out, x, *, dtype=None):
-    return sum_(out, x, None)
-
-
-@lowers(aten.sum.dim_IntList)
-def sum_(out, x, dim, keepdim=False, *, dtype=None):
+@lowers(aten.sum.default, aten.sum.dim_IntList)
+def sum_(out, x, dim=None, keepdim=False, *, dtype=None):
     if out.dtype == jnp.bool_:
         return any_(out, x, dim)
     x = cast(x, wide(out.dtype))
@@ -76,49 +71,29 @@ def nansum(out, x, dim=None, keepdim=False, *, dtype=None):
     return sum_(out, x, dim)
 
 
-@lowers(aten.mean.default)
-def mean_all(out, x, *, dtype=None):
-    return mean(out, x, None)
-
-
-@lowers(aten.mean.dim)
-def mean(out, x, dim, keepdim=False, *, dtype=None):
+@lowers(aten.mean.default, aten.mean.dim)
+def mean(out, x, dim=None, keepdim=False, *, dtype=None):
     axes = axes_of(dim, x.ndim)
     x = lax.convert_element_type(x, wide(out.dtype))
     total = lax.reduce_sum(x, axes)
     return _finish(out, quotient(total, lax.full_like(total, count_of(x, axes))))
 
 
-@lowers(aten.prod.default)
-def prod_all(out, x, *, dtype=None):
-    return prod(out, x, None)
-
-
-@lowers(aten.prod.dim_int)
-def prod(out, x, dim, keepdim=False, *, dtype=None):
+@lowers(aten.prod.default, aten.prod.dim_int)
+def prod(out, x, dim=None, keepdim=False, *, dtype=None):
     if out.dtype == jnp.bool_:
         return all_(out, x, dim)
     x = cast(x, wide(out.dtype))
     return _finish(out, lax.reduce_prod(x, axes_of(dim, x.ndim)))
 
 
-@lowers(aten.any.default, aten._is_any_true.default)
-def any_all(out, x):
-    return any_(out, x, None)
-
-
-@lowers(aten.any.dim, aten.any.dims)
+@lowers(aten.any.default, aten._is_any_true.default, aten.any.dim, aten.any.dims)
 def any_(out, x, dim=None, keepdim=False):
     axes = () if isinstance(dim, list | tuple) and not dim else axes_of(dim, x.ndim)
     return _finish(out, lax.reduce_or(x if x.dtype == jnp.bool_ else x != 0, axes))
 
 
-@lowers(aten.all.default, aten._is_all_true.default)
-def all_all(out, x):
-    return all_(out, x, None)
-
-
-@lowers(aten.all.dim, aten.all.dims)
+@lowers(aten.all.default, aten._is_all_true.default, aten.all.dim, aten.all.dims)
 def all_(out, x, dim=None, keepdim=False):
     axes = () if isinstance(dim, list | tuple) and not dim else axes_of(dim, x.ndim)
     return _finish(out, lax.reduce_and(x if x.dtype == jnp.bool_ else x != 0, axes))
@@ -157,24 +132,14 @@ def _where_extreme(out, x, dim, largest):
     return _finish(out, lax.reduce_min(lax.select(hit, place, past), (axis,)))
 
 
-@lowers(aten.amax.default)
+@lowers(aten.amax.default, aten.max.default)
 def amax(out, x, dim=(), keepdim=False):
     return _extreme(out, x, dim, largest=True)
 
 
-@lowers(aten.amin.default)
+@lowers(aten.amin.default, aten.min.default)
 def amin(out, x, dim=(), keepdim=False):
     return _extreme(out, x, dim, largest=False)
-
-
-@lowers(aten.max.default)
-def max_all(out, x):
-    return _extreme(out, x, None, largest=True)
-
-
-@lowers(aten.min.default)
-def min_all(out, x):
-    return _extreme(out, x, None, largest=False)
 
 
 @lowers(aten.max.dim)
