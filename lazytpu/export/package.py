@@ -228,6 +228,8 @@ class _File:
                 f"{path} lacks members that its manifest lists, or has others: {', '.join(odd[:5])}",
                 fix="get or make it again",
             )
+        for name in self.manifest["sha256"]:
+            checked(self.manifest, name, self.read, self.place)
 
     def _check_seal(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -267,8 +269,6 @@ def load_package(path: str | os.PathLike[str]) -> Package:
     """
     file = _File(Path(path))
     loaded = Package(module_of(file.manifest, file.read, file.place))
-    for name in file.manifest["sha256"]:
-        checked(file.manifest, name, file.read, file.place)
     why = _load_executable(loaded, file)
     metrics.count("package_loaded")
     if why:
@@ -316,8 +316,6 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
     """
     file = _File(Path(path))
-    for name in file.manifest["sha256"]:
-        checked(file.manifest, name, file.read, file.place)
     module = module_of(file.manifest, file.read, file.place)
     found = module.metadata.get("executable", {"target": []})
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -159,9 +160,7 @@ class CompiledGraph:
             candidates = tuple(program.written)
         if not candidates:
             return ()
-        counts: dict[int, int] = {}
-        for b in buffers:
-            counts[id(b)] = counts.get(id(b), 0) + 1
+        counts = Counter(map(id, buffers))
         return tuple(
             [i for i in candidates if type(cells[i]) is Storage and not cells[i].shared and counts[id(buffers[i])] == 1]
         )

@@ -139,7 +139,7 @@ class _Iteration:
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the same type whose value is an argument of the body."""
-        layout = in_rows(tuple(tensor.shape), tensor.dtype)
+        layout = _layout_of(tensor)
         position = len(self._made)
         value = _stand_ins.get((position, layout))
         if value is None:
@@ -169,8 +169,7 @@ def _check_result(result: Any, x: torch.Tensor) -> Layout:
             f"scan_layers: a layer takes {tuple(x.shape)} of {x.dtype} "
             f"and gives {tuple(result.shape)} of {result.dtype}"
         )
-    size = tuple(x.shape)
-    return in_rows(size, x.dtype)
+    return _layout_of(x)
 
 
 def _check_leaves(result: torch.Tensor, given: Sequence[torch.Tensor]) -> None:

@@ -78,23 +78,19 @@ def linalg_eigh(out, a, UPLO="L", compute_v=True):
     return values, vectors if compute_v else _empty(out[1])
 
 
-def _adjoint(a):
-    return jnp.swapaxes(a, -1, -2).conj()
-
-
 if hasattr(aten, "linalg_polar"):  # since torch 2.15
 
     @lowers(aten.linalg_polar.default)
     def linalg_polar(out, a):
         u, values, vh = lax.linalg.svd(a, full_matrices=False)
-        stretched = _adjoint(vh) * values[..., None, :].astype(a.dtype)
+        stretched = adjoint(vh) * values[..., None, :].astype(a.dtype)
         return jnp.matmul(u, vh, precision="highest"), jnp.matmul(stretched, vh, precision="highest")
 
     @lowers(aten.linalg_matrix_sqrth.default)
     def linalg_matrix_sqrth(out, a):
         vectors, values = lax.linalg.eigh(a, lower=True, symmetrize_input=False)
         roots = lax.sqrt(lax.max(values, lax.full_like(values, 0))).astype(a.dtype)
-        return jnp.matmul(vectors * roots[..., None, :], _adjoint(vectors), precision="highest")
+        return jnp.matmul(vectors * roots[..., None, :], adjoint(vectors), precision="highest")
 
 
 @lowers(aten.linalg_eig.default)
