@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
-from contextlib import _GeneratorContextManager, contextmanager
-from typing import ParamSpec, TypeVar, overload
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.types import Device
@@ -20,9 +19,6 @@ from lazytpu.compat.torch_xla.stablehlo import save_as_stablehlo, save_torch_mod
 from lazytpu.compat.torch_xla.version import __version__
 
 __getattr__ = names.missing_from(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 environment.apply()
 openxla.register()
@@ -53,40 +49,20 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
     xm.mark_step(wait, reset_scope)
 
 
-def step() -> _GeneratorContextManager[None]:
+def step() -> Any:
     """Return a context manager, or a decorator, that ends a step before and after: what is inside is one graph."""
     return compile()
 
 
-@overload
 def compile(
-    f: None = None,
+    f: Callable[..., object] | None = None,
     full_graph: bool | None = False,
     name: str | None = None,
     max_different_graphs: int | None = None,
     custom_compile_options: dict[str, object] | None = None,
     *,
     num_different_graphs_allowed: int | None = None,
-) -> _GeneratorContextManager[None]: ...
-@overload
-def compile(
-    f: Callable[P, T],
-    full_graph: bool | None = False,
-    name: str | None = None,
-    max_different_graphs: int | None = None,
-    custom_compile_options: dict[str, object] | None = None,
-    *,
-    num_different_graphs_allowed: int | None = None,
-) -> Callable[P, T]: ...
-def compile(
-    f: Callable[P, T] | None = None,
-    full_graph: bool | None = False,
-    name: str | None = None,
-    max_different_graphs: int | None = None,
-    custom_compile_options: dict[str, object] | None = None,
-    *,
-    num_different_graphs_allowed: int | None = None,
-) -> _GeneratorContextManager[None] | Callable[P, T]:
+) -> Any:
     """Record a function as one graph and run it; a decorator, a wrapper or a context manager.
 
     Inside, ops are lazy even where ``eager_mode`` is on.
@@ -108,15 +84,7 @@ def compile(
     allowed = num_different_graphs_allowed if max_different_graphs is None else max_different_graphs
     shown = str(name or getattr(f, "__name__", "torch_xla.compile"))
     scope = _Scope(shown, bool(full_graph), allowed)
-    if f is None:
-        return scope.open()
-
-    @functools.wraps(f)
-    def compiled(*args: P.args, **kwargs: P.kwargs) -> T:
-        with scope.open():
-            return f(*args, **kwargs)
-
-    return compiled
+    return scope.open() if f is None else scope.open()(f)
 
 
 class _Scope:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from contextlib import ContextDecorator
 
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla.core import xla_model
@@ -13,8 +11,6 @@ from lazytpu.debug import profiler
 
 __getattr__ = names.missing_from(__name__)
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _servers: list[object] = []
 
 
@@ -61,15 +57,6 @@ class StepTrace(Trace):
         super().__exit__(*error)
 
 
-def trace_me(scope: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def trace_me(scope: str) -> ContextDecorator:
     """Return a decorator that names what a function records."""
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(function)
-        def traced(*args: P.args, **kwargs: P.kwargs) -> T:
-            with Trace(scope):
-                return function(*args, **kwargs)
-
-        return traced
-
-    return decorate
+    return profiler.annotate(scope)
