@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import repeat
+from tempfile import TemporaryDirectory
 from typing import Generic, TypeVar
 
 from torch.utils._pytree import tree_leaves
@@ -24,7 +24,7 @@ class SampleGenerator(Generic[T]):
 
     def __init__(self, data: T, sample_count: int) -> None:
         self._data, self._sample_count = data, sample_count
-        self._yielded = 0
+        self._left = repeat(data, sample_count)
 
     def __iter__(self) -> SampleGenerator[T]:
         return SampleGenerator(self._data, self._sample_count)
@@ -33,14 +33,9 @@ class SampleGenerator(Generic[T]):
         return self._sample_count
 
     def __next__(self) -> T:
-        return self.next()
+        return next(self._left)
 
-    def next(self) -> T:
-        """Return the batch; raise StopIteration after the last time."""
-        if self._yielded >= self._sample_count:
-            raise StopIteration
-        self._yielded += 1
-        return self._data
+    next = __next__
 
 
 class FnDataGenerator(Generic[D, T]):
@@ -64,17 +59,11 @@ class FnDataGenerator(Generic[D, T]):
         return (self._make() for _ in range(self._count))
 
 
-class TmpFolder:
+class TmpFolder(TemporaryDirectory[str]):
     """A temporary folder, removed at the end of ``with``; ``name`` is its path."""
 
     def __init__(self) -> None:
-        self.name = tempfile.mkdtemp()
-
-    def __enter__(self) -> str:
-        return self.name
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.name, ignore_errors=True)
+        super().__init__(ignore_cleanup_errors=True)
 
 
 class TimedScope:

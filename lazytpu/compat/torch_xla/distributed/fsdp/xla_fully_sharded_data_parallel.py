@@ -6,8 +6,8 @@ batch, split over them or not; losses and gradients are those of the whole batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -102,10 +102,9 @@ class XlaFullyShardedDataParallel(Wrapper):
         """Scale the gradients so that their norm, over all devices, is at most ``max_norm``; return what it was."""
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Do nothing: XLA adds gradients up where they are needed."""
-        yield
+        return nullcontext()
 
     def get_shard_metadata(self) -> dict[str, object]:
         """Return what to save beside the state for `consolidate_sharded_model_checkpoints`: a state is whole here."""
