@@ -163,9 +163,7 @@ def annotate(name: str, **shown: object) -> Iterator[None]:
         name: as shown.
         shown: what else a trace shows with it, such as ``epoch=3``.
     """
-    with ExitStack() as stack:
-        stack.enter_context(jax.profiler.TraceAnnotation(name, **shown))
-        stack.enter_context(regions.for_torch(name))
+    with jax.profiler.TraceAnnotation(name, **shown), regions.for_torch(name):
         yield
 
 
