@@ -217,20 +217,20 @@ class Typed(Protocol):
 
 
 def revived(
-    facts: dict[str, Any], made: Any, given: Sequence[Typed], kept: Sequence[Typed], packs: Sequence[Typed | None]
+    facts: dict[str, Any], made: Any, given: Sequence[Typed], kept: Sequence[Typed], scalars: Sequence[Typed | None]
 ) -> jax.stages.Compiled:
-    """Return the executable that `dump` serialized, called with (given, kept, *packs).
+    """Return the executable that `dump` serialized, called with (given, kept, *scalars).
 
     Args:
         facts: what `dump` said of it.
         made: XLA's bytes, or what `deserialized` made of them.
-        given, kept, packs: types of the donated arguments, the others, and the arrays of numbers or None.
+        given, kept, scalars: types of the donated arguments, the others, and the arrays of numbers or None.
 
     Raises:
         CannotLoad: XLA refuses the bytes, or the facts are not about these arguments.
     """
     device = jax.local_devices()[0]
-    types = [*given, *kept, *(t for t in packs if t is not None)]
+    types = [*given, *kept, *(t for t in scalars if t is not None)]
     donated = [i < len(given) for i in range(len(types))]
     all_avals = [core.ShapedArray(tuple(t.shape), np.dtype(t.dtype)) for t in types]
     try:
@@ -269,7 +269,7 @@ def revived(
         names = [f.name for f in dataclasses.fields(pxla.UnloadedMeshExecutable)]
         keeper = pxla.UnloadedMeshExecutable(**{name: parts[name] for name in names})
         infos = iter([jax.stages.ArgInfo(a, d) for a, d in zip(all_avals, donated, strict=True)])
-        arguments = jax.tree_util.tree_map(lambda _: next(infos), ((list(given), list(kept), *packs), {}))
+        arguments = jax.tree_util.tree_map(lambda _: next(infos), ((list(given), list(kept), *scalars), {}))
         tree = jax.tree_util.tree_structure((0,) * len(results))
         return jax.stages.Compiled(keeper.load(), [], arguments, tree)
     except Exception as error:  # whatever XLA or jax finds wrong with it
