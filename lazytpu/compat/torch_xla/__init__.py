@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch.types import Device
@@ -49,9 +48,9 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
     xm.mark_step(wait, reset_scope)
 
 
-def step() -> Any:
+def step() -> AbstractContextManager[None]:
     """Return a context manager, or a decorator, that ends a step before and after: what is inside is one graph."""
-    return compile()
+    return _Scope("torch_xla.step", False, None).open()
 
 
 def compile(
@@ -62,7 +61,7 @@ def compile(
     custom_compile_options: dict[str, object] | None = None,
     *,
     num_different_graphs_allowed: int | None = None,
-) -> Any:
+) -> AbstractContextManager[None] | Callable[..., object]:
     """Record a function as one graph and run it; a decorator, a wrapper or a context manager.
 
     Inside, ops are lazy even where ``eager_mode`` is on.
