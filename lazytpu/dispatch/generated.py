@@ -26,6 +26,7 @@ from lazytpu.tracing.record import INT64_MAX, float_key, load
 from lazytpu.tracing.scalar_checks import is_factor
 
 Kernel = Callable[..., Any]
+FILE = "<lazytpu kernel>"  # in tracebacks
 _KINDS = {"tensor", "number", "attr", "list", "float", "scalar", "generator", "ignored"}
 
 
@@ -277,4 +278,4 @@ def _compile(op: Op, lines: list[str], general: Kernel) -> Kernel:
 @functools.cache
 def _code_of(source: str) -> CodeType:
     """Compile a source once: ops of one shape of schema share it, and compiling is the costliest part of the import."""
-    return compile(source, "<lazytpu kernel>", "exec")
+    return compile(source, FILE, "exec")

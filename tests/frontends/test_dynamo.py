@@ -157,6 +157,17 @@ def test_neither_jax_nor_this_package_is_traced_where_a_function_breaks(device):
         assert (total.item(), count) == (2 + 6 + 2 * 5, 3)
 
 
+def test_kernels_are_not_traced_in_code_that_dynamo_runs_as_it_is(device):
+    def function(x):
+        return [torch.autograd.grad(f(x).sum(), x)[0] for f in (torch.abs, torch.sqrt, torch.relu, torch.sign)]
+
+    x = torch.rand(4).requires_grad_()
+    on = x.detach().to(device).requires_grad_()
+    compiled = torch.compile(function, backend="lazytpu")
+    for _ in range(2):
+        torch.testing.assert_close([t.cpu() for t in compiled(on)], function(x))
+
+
 def _shifted(x):
     return x + jnp.asarray(np.array([5.0], np.float32))  # numpy's calls are what Dynamo would trace
 

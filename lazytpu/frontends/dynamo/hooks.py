@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import proxy_tensor
 
 from lazytpu.config import config
+from lazytpu.dispatch import generated
 from lazytpu.frontends.jax.call import call_jax
 from lazytpu.observe import logs
 from lazytpu.tensors.tensor import LazyTensor
@@ -67,6 +68,7 @@ def _handled(wrappers: ModuleType) -> None:
 def _skipped_packages(rules: ModuleType) -> None:
     for package in ("lazytpu", "jax", "jaxlib"):
         rules.add(package)
+    rules.FORCE_SKIP_FILES.add(generated.FILE)
 
 
 def _leave_alone(eval_frame: ModuleType) -> None:
