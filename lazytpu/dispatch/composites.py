@@ -19,6 +19,20 @@ from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.tracing.record import is_device_tensor
 
 
+@kernel("unsafe_split.Tensor")
+def unsafe_split(x: Tensor, size: int, dim: int = 0) -> Sequence[Tensor]:
+    """Return views; that they are some is hidden from autograd alone."""
+    views: Sequence[Tensor] = aten.split.Tensor(x, size, dim)
+    return views
+
+
+@kernel("unsafe_split_with_sizes")
+def unsafe_split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> Sequence[Tensor]:
+    """Return views, as `unsafe_split` does."""
+    views: Sequence[Tensor] = aten.split_with_sizes.default(x, sizes, dim)
+    return views
+
+
 @kernel("_native_multi_head_attention")
 def native_multi_head_attention(
     query: Tensor,

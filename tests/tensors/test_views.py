@@ -341,3 +341,11 @@ def test_a_part_copied_onto_itself_is_not_recorded(device: torch.device) -> None
     x[:, 1:3] = x[:, 1:3]
     assert trace.cursor.depth == in_place and x._version == version + 1
     assert x[0].tolist() == [0, 2, 3, 3]
+
+
+def test_unsafe_parts_share_memory(device: torch.device) -> None:
+    x = torch.zeros(6, device=device)
+    first, last = x.unsafe_chunk(2)
+    first.add_(1)
+    x.unsafe_split_with_sizes([2, 4])[1][3] = 5
+    assert x.tolist() == [1, 1, 1, 0, 0, 5] and last.tolist() == [0, 0, 5]
