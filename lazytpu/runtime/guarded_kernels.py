@@ -48,6 +48,18 @@ def _divided(kernel: Kernel) -> Kernel:
     return guarded
 
 
+def _finite(kernel: Kernel, at: int) -> Kernel:
+    """Return a kernel that refuses what is not finite in the argument at position ``at``."""
+
+    def guarded(*args: object, **kwargs: object) -> _Results:
+        looked_at = args[at]
+        if isinstance(looked_at, Tensor) and not bool(looked_at.isfinite().all()):
+            raise ValueError("a value is not finite")
+        return kernel(*args, **kwargs)
+
+    return guarded
+
+
 def _sizes_of_planes(grad: Tensor, x: Tensor, *_: object) -> int:
     return x.shape[-1] * x.shape[-2]
 
@@ -65,6 +77,14 @@ GUARDED: dict[torch._ops.OpOverload, Kernel] = {
         (aten._ctc_loss_backward.default, 2, lambda grad, log_probs, *_: log_probs.shape[-1]),
         (aten._ctc_loss_backward.Tensor, 2, lambda grad, log_probs, *_: log_probs.shape[-1]),
         (aten.max_pool2d_with_indices_backward.default, 7, _sizes_of_planes),
+    )
+}
+GUARDED |= {
+    op: _finite(op, at)
+    for op, at in (
+        (aten._linalg_eigvals.default, 0),
+        (aten.grid_sampler_2d_backward.default, 2),
+        (aten.grid_sampler_3d_backward.default, 2),
     )
 }
 GUARDED |= {op: _divided(op) for op in (aten.div.Tensor_mode, aten.div.Scalar_mode)}
