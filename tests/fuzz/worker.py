@@ -12,7 +12,7 @@ import sys
 import warnings
 from typing import Any
 
-PER_EFFORT = 1000  # seeds in a row that are compiled alike
+PER_EFFORT = 100  # seeds in a row that are compiled alike
 EFFORTS = ("optimized", "both", "quick", "both", "plain")
 _OPTIONS: dict[str, dict[str, object]] = {
     "optimized": {"xla_backend_optimization_level": "3"},  # as users' programs are
