@@ -35,13 +35,13 @@ from lazytpu.lowering.loop_bodies import LOOP
 from lazytpu.lowering.loops import rolled
 from lazytpu.lowering.parts import Parts
 from lazytpu.lowering.registry import Kwargs, Results, is_strided, on_one_cpu, rule_of
-from lazytpu.lowering.rounded_products import products_to_round, rounded_as_is
+from lazytpu.lowering.rounded_products import products_to_round
 from lazytpu.lowering.rules.creation import CONSTANTS
 from lazytpu.lowering.rules.foreach import element_rule
 from lazytpu.lowering.scalar_inputs import ScalarInputs
 from lazytpu.lowering.slice_sums import SliceSums
 from lazytpu.lowering.slice_writes import apart, overlapping_writes
-from lazytpu.lowering.support.operands import rounded
+from lazytpu.lowering.support.operands import rounded, rounded_as_is
 
 _T = TypeVar("_T")
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))

@@ -11,10 +11,7 @@ Lists of tensors (`torch._foreach_add_`), as optimizers have them, are left as t
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import torch
-from jax import lax
 
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.tree import Node, Value, operands
@@ -68,8 +65,3 @@ def _is_product(node: Node, name: str) -> bool:
     if name in _OF_MATRICES:
         return type(node.args[0]) is Value and node.args[0].layout.size[-1] == 1
     return torch.Tag.pointwise in getattr(node.op.recorded, "tags", ())
-
-
-def rounded_as_is(x: jax.Array) -> jax.Array:
-    """Return ``x`` such that LLVM makes no instruction that computes it and adds to it at once."""
-    return lax.select(lax.eq(x, x), x, lax.full_like(x, jnp.nan))

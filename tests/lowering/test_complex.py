@@ -67,3 +67,31 @@ def test_parts_that_are_infinite_or_no_number(device: torch.device) -> None:
         for i in (~torch.isclose(g, w, equal_nan=True).all(-1)).nonzero().flatten().tolist():
             found.append(f"{name} of {z[i]}: {g[i]}, not {w[i]}")
     assert not found, "\n".join(found)
+
+
+def test_ends_of_the_plane(device: torch.device) -> None:
+    ends = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e17, 1e-17)
+    z = torch.tensor([complex(a, b) for a, b in product(ends, ends)])
+    left, right = z.repeat_interleave(len(z)), z.repeat(len(z))
+    names = "acos acosh asin asinh atan atanh expm1 reciprocal rsqrt sigmoid tanh"
+    cases = {name: (getattr(torch, name), (z,)) for name in names.split()}
+    cases |= {name: (getattr(torch, name), (left, right)) for name in ("mul", "div", "logaddexp", "ldexp")}
+    cases |= {f"power {n}": (lambda z, n=n: z**n, (z,)) for n in (0, 2, 3, -1, -2, 0.5, -0.5)}
+    finite = left.isfinite() & right.isfinite()
+    cases["pow"] = (torch.pow, (left[~finite], right[~finite]))
+    got = {name: function(*(x.to(device) for x in given)) for name, (function, given) in cases.items()}
+    lazytpu.mark_step()
+    found = []
+    for name, (function, given) in cases.items():
+        g, w = parts(got[name].cpu()), parts(function(*given))
+        size = torch.where(w.isfinite(), w.abs(), 0).amax(-1, keepdim=True)
+        near = ((g - w).abs() <= 1e-4 * size + 1e-30) & w.isfinite()
+        for i in (~(near | (g == w) | (g.isnan() & w.isnan())).all(-1)).nonzero().flatten().tolist():
+            found.append(f"{name} of {[x[i].item() for x in given]}: {g[i].tolist()}, not {w[i].tolist()}")
+    assert not found, f"{len(found)}: " + "\n".join(found[:20])
+
+
+def test_a_number_times_its_conjugate_is_real(device: torch.device) -> None:
+    z = torch.randn(1000, dtype=torch.complex64, device=device)
+    assert not (z * z.conj()).imag.any()
+    assert not torch.addcmul(z * 0, z, z.conj()).imag.any()

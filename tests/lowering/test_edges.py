@@ -286,6 +286,22 @@ SPECIAL: dict[str, Case] = {
         for padding in (None, 1)
         for t in (torch.float32, torch.float64, torch.bfloat16)
     ],
+    "gradient of logit": lambda d: gradient(
+        lambda x: x.logit().sum(), torch.tensor([0.0, -0.0, 1.0, 0.5, -0.5, 2.0], device=d)
+    ),
+    "determinants of no number": lambda d: torch.linalg.slogdet(torch.full((2, 2), nan, device=d))[:2],
+    "close points far off a grid": lambda d: [
+        F.grid_sample(
+            torch.arange(20.0, device=d).view(1, 1, 4, 5),
+            torch.tensor([[[[1e10, 0.3], [3e9, -3e9], [1e6, -0.3], [12345.6, -98765.4]]]], device=d),
+            mode,
+            padding,
+            aligned,
+        )
+        for mode in ("bilinear", "bicubic", "nearest")
+        for padding in ("border", "reflection")
+        for aligned in (False, True)
+    ],
     "products times zero": lambda d: [
         f(x, x, x, beta=beta, alpha=alpha)
         for x in (

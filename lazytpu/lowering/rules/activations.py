@@ -67,7 +67,7 @@ def _hardswish_grad(grad, x):
 lowers_each(
     {
         aten.relu.default: pointwise(_relu),
-        aten.sigmoid.default: pointwise(lax.logistic),
+        aten.sigmoid.default: pointwise(complex_functions.sigmoid),
         aten.tanh.default: pointwise(complex_functions.tanh),
         aten.silu.default: pointwise(lambda x: x * lax.logistic(x)),
         aten.mish.default: pointwise(lambda x: x * lax.tanh(_softplus(x))),

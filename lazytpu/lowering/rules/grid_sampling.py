@@ -16,7 +16,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.support.operands import compute_dtype, rounded
+from lazytpu.lowering.support.operands import compute_dtype, rounded, rounded_as_is
 
 aten = torch.ops.aten
 
@@ -30,8 +30,10 @@ def _unnormalized(x, size, align_corners, volume, r):
     """Return the coordinate in elements; ``r`` rounds to the dtype of the tensors, as everywhere below."""
     x = r(x + 1)
     if volume:
-        return r(x / 2 * _number(size - 1, r)) if align_corners else r(r(x * _number(size, r)) - 1) / 2
-    x = r(x * _number((size - align_corners) / 2, r))
+        if not align_corners:
+            return r(rounded_as_is(r(x * _number(size, r))) - 1) / 2
+        return rounded_as_is(r(x / 2 * _number(size - 1, r)))
+    x = rounded_as_is(r(x * _number((size - align_corners) / 2, r)))  # else far points have no whole part
     return x if align_corners else r(x - 0.5)
 
 
@@ -57,7 +59,7 @@ def _reflected(x, size, align_corners, volume, r):
     x = jnp.where(x < 0, -x, x)
     period = _number(span if volume else 2 * span, r)
     periods = lax.stop_gradient(jnp.floor(r(x / period)))
-    rest = r(x - r(periods * period))
+    rest = r(x - rounded_as_is(r(periods * period)))
     other = r(period - rest)
     return r((jnp.where(periods % 2 == 0, rest, other) if volume else jnp.where(rest > other, other, rest)) + low)
 

@@ -6,6 +6,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.linalg_factor import adjoint, diagonal, linalg_lu_factor_ex, permutation
+from lazytpu.lowering.rules.pointwise import sign
 
 aten = torch.ops.aten
 
@@ -110,8 +111,8 @@ def linalg_det(out, a, *, contiguous=True):
 def linalg_slogdet(out, a, *, contiguous=True):
     lu, pivots = _lu_for_determinant(a, contiguous)
     diag = diagonal(lu)
-    sign = jnp.prod(jnp.sign(diag), -1) * _sign_of_pivots(pivots, a.dtype)
-    return sign, jnp.sum(jnp.log(jnp.abs(diag)), -1), lu, pivots
+    signs = jnp.prod(sign(diag), -1) * _sign_of_pivots(pivots, a.dtype)
+    return signs, jnp.sum(jnp.log(jnp.abs(diag)), -1), lu, pivots
 
 
 @lowers(aten.linalg_lstsq.default)

@@ -11,6 +11,7 @@ from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each
 from lazytpu.lowering.support import complex_functions
+from lazytpu.lowering.support.complex_functions import product, quotient
 from lazytpu.lowering.support.operands import (
     as_computed,
     cast,
@@ -20,7 +21,6 @@ from lazytpu.lowering.support.operands import (
     operand,
     operands,
     pointwise,
-    quotient,
     rounding,
     spread,
 )
@@ -37,7 +37,7 @@ def _is_one(x):
 def _scaled(x, alpha):
     if is_complex(x.dtype) and _is_one(alpha):  # by one and no i, as the CPU does: inf becomes inf + nan i
         return lax.complex(lax.real(x) - lax.imag(x) * 0, lax.imag(x) + lax.real(x) * 0)
-    return x if _is_one(alpha) else lax.mul(x, spread(cast(alpha, x.dtype), x.shape))
+    return x if _is_one(alpha) else product(x, spread(cast(alpha, x.dtype), x.shape))
 
 
 def _by_number(result, y):
@@ -76,7 +76,7 @@ def _factor(x, out):
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
 def mul(out, x, y):
     x, factor = operand(x, out), _factor(y, out)
-    return lax.bitwise_and(x, factor) if out.dtype == bool else cast(_by_number(lax.mul(x, factor), y), out.dtype)
+    return lax.bitwise_and(x, factor) if out.dtype == bool else cast(_by_number(product(x, factor), y), out.dtype)
 
 
 def _floor_quotient(x, y, r):
@@ -156,14 +156,16 @@ def _fixed_pow(x, n, dtype):
     """Return x ** n, to be rounded to ``dtype``, for an exponent eager has a shorter form for, else None."""
     if dtype == jnp.float16 and n in (0.5, -0.5):
         return None
-    if n in (1, 2, 3, 4):
-        return lax.integer_pow(x, int(n.real))
+    if n in (1, 2, 3) or n == 4 and not is_complex(x.dtype):
+        return complex_functions.integer_power(x, int(n.real))
     if not (is_floating(x.dtype) or is_complex(x.dtype)):
         return None
     if n in (0.5, -0.5):
         root = complex_functions.sqrt(as_computed(x))
-        return root if n == 0.5 else as_computed(1 / root)
-    return as_computed(1 / lax.integer_pow(x, int(-n.real))) if n in (-1, -2) else None
+        return root if n == 0.5 else as_computed(complex_functions.reciprocal(root))
+    if n not in (-1, -2):
+        return None
+    return as_computed(complex_functions.reciprocal(complex_functions.integer_power(x, int(-n.real))))
 
 
 @lowers(aten.pow.Tensor_Scalar, dynamic="exponent")
@@ -171,8 +173,12 @@ def pow_scalar(out, x, n):
     x = operand(x, out)
     if not hasattr(n, "dtype"):
         power = None if out.dtype == bool else _fixed_pow(x, n, out.dtype)
+        if n == 0 and is_complex(x.dtype):
+            return lax.full_like(x, 1)
         return pow(out, x, n) if power is None else cast(power, out.dtype)
     power = pow(out, x, n)
+    if is_complex(x.dtype):
+        return jnp.where(n == 0, cast(1, out.dtype), power)
     if not is_floating(x.dtype) or out.dtype == jnp.float16:
         return power
     root = jnp.where(x == 0, x, jnp.nan)  # eager takes square roots, which differ from powers at -0 and -inf
@@ -191,7 +197,8 @@ def pow(out, x, n):
     return cast(complex_functions.power(x, n) if is_complex(x.dtype) else _integer_pow(x, n), out.dtype)
 
 
-def _sign(x):
+def sign(x):
+    """Return the sign, 0 for NaN."""
     if is_complex(x.dtype):
         return complex_functions.sgn(x)
     return cast(x > 0, x.dtype) - cast(x < 0, x.dtype) if x.dtype != bool else x
@@ -205,20 +212,12 @@ def _abs(out, x):
     return cast(lax.abs(cast(x, compute_dtype(x.dtype))), out.dtype)
 
 
-def _logaddexp(x, y):
-    """Return log(e^x + e^y); the imaginary part of a complex result is not brought back to (-pi, pi], as in eager."""
-    if not is_complex(x.dtype):
-        return jnp.logaddexp(x, y)
-    larger = lax.real(x) >= lax.real(y)
-    high, low = jnp.where(larger, x, y), jnp.where(larger, y, x)
-    return jnp.where(jnp.isinf(lax.real(high)), high, high + lax.log1p(lax.exp(low - high)))
-
-
 def _ldexp(out, x, n):
     """Return ``x * 2 ** n``; the power is rounded to the type torch gives it."""
     kept = n.dtype if jnp.issubdtype(n.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
     n = cast(n, compute_dtype(kept))
-    return mul(out, x, cast(lax.pow(lax.full_like(n, 2), n), kept))
+    power = complex_functions.power if is_complex(kept) else lax.pow
+    return mul(out, x, cast(power(lax.full_like(n, 2), n), kept))
 
 
 def times_log(log):
@@ -236,17 +235,19 @@ lowers_each(
         aten.neg.default: pointwise(lax.neg),
         aten.positive.default: lambda out, x: x,
         aten.abs.default: _abs,
-        aten.sign.default: pointwise(_sign),
-        aten.sgn.default: pointwise(_sign),
-        aten.reciprocal.default: pointwise(lambda x: as_computed(1 / x)),
-        aten.square.default: pointwise(lax.square),
+        aten.sign.default: pointwise(sign),
+        aten.sgn.default: pointwise(sign),
+        aten.reciprocal.default: pointwise(lambda x: as_computed(complex_functions.reciprocal(x))),
+        aten.square.default: pointwise(lambda x: product(x, x)),
         aten.sqrt.default: pointwise(lambda x: complex_functions.sqrt(as_computed(x))),
-        aten.rsqrt.default: pointwise(lambda x: as_computed(1 / complex_functions.sqrt(as_computed(x)))),
+        aten.rsqrt.default: pointwise(
+            lambda x: as_computed(complex_functions.reciprocal(complex_functions.sqrt(as_computed(x))))
+        ),
         aten.exp.default: pointwise(lambda x: as_computed(complex_functions.exp(x))),
         aten.exp2.default: pointwise(lambda x: as_computed(complex_functions.exp2(x))),
-        aten.expm1.default: pointwise(lax.expm1),
+        aten.expm1.default: pointwise(complex_functions.expm1),
         aten.log.default: pointwise(complex_functions.log),
-        aten.log1p.default: pointwise(lax.log1p),
+        aten.log1p.default: pointwise(complex_functions.log1p),
         aten.log2.default: pointwise(complex_functions.log2),
         aten.log10.default: pointwise(complex_functions.log10),
         aten.sin.default: pointwise(complex_functions.sin),
@@ -271,7 +272,7 @@ lowers_each(
         aten.sinc.default: pointwise(jnp.sinc),
         aten.deg2rad.default: pointwise(lambda x: x * (math.pi / 180)),
         aten.rad2deg.default: pointwise(lambda x: x * (180 / math.pi)),
-        aten.logaddexp.default: pointwise(_logaddexp),
+        aten.logaddexp.default: pointwise(complex_functions.logaddexp),
         aten.logaddexp2.default: pointwise(jnp.logaddexp2),
         aten.heaviside.default: pointwise(lambda x, at_zero: jnp.where(x == 0, at_zero, cast(x > 0, x.dtype))),
         aten.nextafter.default: lambda out, x, y: lax.nextafter(*operands(out, x, y, dtype=out.dtype)),
@@ -315,7 +316,7 @@ def logit_backward(out, grad, x, eps=None):
     grad, x, eps = operands(out, grad, x, -1.0 if eps is None else eps)
     outside = jnp.where(eps < 0, cast(math.nan, x.dtype), cast(0, x.dtype))
     low = lax.max(eps, lax.full_like(x, 0))
-    return cast(jnp.where((x < low) | (x > 1 - low), outside, grad / (x * (1 - x))), out.dtype)
+    return cast(jnp.where((x < low) | (x > 1 - low), outside, grad / (lax.abs(x) * (1 - x))), out.dtype)
 
 
 @lowers(aten.where.self)
@@ -362,7 +363,7 @@ def lerp(out, start, end, weight):
 @lowers(aten.addcmul.default)
 def addcmul(out, x, a, b, *, value=1):
     x, a, b = operands(out, x, a, b)
-    return cast(lax.add(x, _scaled(lax.mul(a, b), value)), out.dtype)
+    return cast(lax.add(x, _scaled(product(a, b), value)), out.dtype)
 
 
 @lowers(aten.addcdiv.default)

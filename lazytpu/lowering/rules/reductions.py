@@ -14,9 +14,9 @@ from jax import lax
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.shape import axis_of
 from lazytpu.lowering.support import sums
-from lazytpu.lowering.support.complex_functions import exp
+from lazytpu.lowering.support.complex_functions import exp, quotient
 from lazytpu.lowering.support.maxima import shift
-from lazytpu.lowering.support.operands import cast, quotient
+from lazytpu.lowering.support.operands import cast
 
 aten = torch.ops.aten
 

@@ -6,11 +6,13 @@ Each takes real arrays too.  XLA's own functions lose a zero's sign, and make Na
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import jax.numpy as jnp
 from jax import lax
 
-from lazytpu.lowering.support.operands import is_complex
+from lazytpu.lowering.support import operands
+from lazytpu.lowering.support.operands import is_complex, rounded_as_is
 
 
 def _patched(of_numbers, patch):
@@ -62,14 +64,42 @@ def _of_cosh(x, y, re, im):
     return jnp.where(jnp.isinf(x) & ~jnp.isfinite(y), jnp.inf, re), im
 
 
+def _unknown(x, y):
+    """Return where a part is NaN and none is infinite."""
+    return ((x != x) | (y != y)) & ~jnp.isinf(x) & ~jnp.isinf(y)
+
+
+def _of_asinh(x, y, re, im):
+    unknown = _unknown(x, y)
+    re, im = jnp.where(unknown, jnp.nan, re), jnp.where(unknown, jnp.where(y == 0, 0, jnp.nan), im)
+    return _signed(x, y, re, im)
+
+
+def _of_atanh(x, y, re, im):
+    re = jnp.where(_unknown(x, y), jnp.where(x == 0, 0, jnp.nan), re)
+    return _signed(x, y, re, jnp.where((y != y) | (x != x) & ~jnp.isinf(y), jnp.nan, im))
+
+
+def _of_acos(x, y, re, im):
+    unknown = _unknown(x, y)
+    re = jnp.where(unknown, jnp.where(x == 0, math.pi / 2, jnp.nan), re)
+    return re, jnp.copysign(jnp.where(unknown, jnp.nan, im), -y)
+
+
+def _of_acosh(x, y, re, im):
+    unknown = _unknown(x, y)
+    im = jnp.where(unknown, jnp.where(x == 0, math.pi / 2, jnp.nan), im)
+    return jnp.where(unknown, jnp.nan, re), jnp.copysign(im, y)
+
+
 exp = _patched(lax.exp, _of_exp)
 sinh = _patched(lax.sinh, _of_sinh)
 cosh = _patched(lax.cosh, _of_cosh)
 tanh = _patched(lax.tanh, lambda x, y, re, im: (jnp.where(x == 0, x, re), jnp.where(y == 0, y, im)))
-asinh = _patched(lax.asinh, _signed)
-atanh = _patched(lax.atanh, _signed)
-acos = _patched(lax.acos, lambda x, y, re, im: (re, jnp.copysign(im, -y)))
-acosh = _patched(lax.acosh, lambda x, y, re, im: (re, jnp.copysign(im, y)))
+asinh = _patched(lax.asinh, _of_asinh)
+atanh = _patched(lax.atanh, _of_atanh)
+acos = _patched(lax.acos, _of_acos)
+acosh = _patched(lax.acosh, _of_acosh)
 sqrt = _patched(lax.sqrt, _of_sqrt)
 log = _patched(lax.log, lambda x, y, re, im: (jnp.where(jnp.isinf(x) | jnp.isinf(y), jnp.inf, re), im))
 sgn = _patched(lax.sign, lambda x, y, re, im: [jnp.where((x == 0) & (y == 0), 0, part) for part in (re, im)])
@@ -125,10 +155,85 @@ def absolute(z):
     return jnp.where(unbounded, jnp.asarray(jnp.inf, lax.real(z).dtype), lax.abs(z))
 
 
+def product(x, y):
+    """Return ``x y``; of complex numbers, each product of parts is rounded, so that ``x conj(x)`` is real."""
+    if not is_complex(x.dtype):
+        return lax.mul(x, y)
+    a, b, c, d = lax.real(x), lax.imag(x), lax.real(y), lax.imag(y)
+    ac, bd, ad, bc = (rounded_as_is(p * q) for p, q in ((a, c), (b, d), (a, d), (b, c)))
+    return lax.complex(ac - bd, ad + bc)
+
+
+def quotient(x, y):
+    """Return ``x / y``; of complex numbers by Smith's formula, as torch does, with its results at infinities."""
+    if not is_complex(x.dtype):
+        return operands.quotient(x, y)
+    a, b, c, d = lax.real(x), lax.imag(x), lax.real(y), lax.imag(y)
+    wide = lax.abs(c) >= lax.abs(d)
+    a, b, c, d = (jnp.where(wide, p, q) for p, q in ((a, b), (b, a), (c, d), (d, c)))
+    ratio = d / c
+    im, length = b - a * ratio, c + d * ratio
+    parts = (a + b * ratio) / length, jnp.where(wide, im, -im) / length
+    at_zero = (c == 0) & (d == 0)
+    return lax.complex(*(jnp.where(at_zero, p / lax.abs(c), part) for p, part in zip((a, b), parts, strict=True)))
+
+
+def _product_as_c(x, y):
+    """Return ``x y``, infinite where a factor or a product of parts is and the plain formula gives NaN twice."""
+    given = a, b, c, d = lax.real(x), lax.imag(x), lax.real(y), lax.imag(y)
+    re, im = a * c - b * d, a * d + b * c
+    of_x, of_y = jnp.isinf(a) | jnp.isinf(b), jnp.isinf(c) | jnp.isinf(d)
+    overflow = jnp.isinf(a * c) | jnp.isinf(b * d) | jnp.isinf(a * d) | jnp.isinf(b * c)
+    lost = (re != re) & (im != im) & (of_x | of_y | overflow)
+
+    def bounded(part, unbounded):
+        part = jnp.where(part != part, jnp.copysign(0, part), part)
+        return jnp.where(unbounded, jnp.copysign(jnp.isinf(part), part), part)
+
+    a, b, c, d = (bounded(part, unbounded) for part, unbounded in zip(given, (of_x, of_x, of_y, of_y), strict=True))
+    re = jnp.where(lost, jnp.inf * (a * c - b * d), re)
+    return lax.complex(re, jnp.where(lost, jnp.inf * (a * d + b * c), im))
+
+
 def power(x, n):
-    """Return x ** n; of a positive real number, a real power is real."""
-    real = (lax.imag(x) == 0) & (lax.real(x) > 0) & (lax.imag(n) == 0) & jnp.isfinite(lax.real(n))
-    of_real = lax.pow(jnp.where(real, lax.real(x), 1), lax.real(n))
-    result = jnp.where(real, lax.complex(of_real, jnp.zeros_like(of_real)), lax.pow(x, n))
-    result = jnp.where((x == 0) & (lax.real(n) > 0), jnp.zeros_like(x), result)
-    return jnp.where(n == 0, jnp.ones_like(x), result)
+    """Return x ** n as C does."""
+    return exp(_product_as_c(n, log(x)))
+
+
+def integer_power(z, n):
+    return reduce(product, [z] * n) if is_complex(z.dtype) else lax.integer_pow(z, n)
+
+
+def reciprocal(z):
+    return quotient(lax.full_like(z, 1), z) if is_complex(z.dtype) else 1 / z
+
+
+def sigmoid(z):
+    return reciprocal(1 + exp(-z)) if is_complex(z.dtype) else lax.logistic(z)
+
+
+def expm1(z):
+    if not is_complex(z.dtype):
+        return lax.expm1(z)
+    x, y = lax.real(z), lax.imag(z)
+    return lax.complex(lax.expm1(x) * lax.cos(y) - 2 * lax.sin(y / 2) ** 2, lax.exp(x) * lax.sin(y))
+
+
+def log1p(z):
+    """Return log(1 + z); of complex numbers far from zero, without the square of the length, which may underflow."""
+    if not is_complex(z.dtype):
+        return lax.log1p(z)
+    near = (lax.abs(z) < 0.5) | ~jnp.isfinite(z)
+    return jnp.where(near, lax.log1p(z), log(lax.complex(1 + lax.real(z), lax.imag(z))))
+
+
+def logaddexp(x, y):
+    """Return log(e^x + e^y); the imaginary part of a complex result is not brought back to (-pi, pi], as in eager."""
+    if not is_complex(x.dtype):
+        return jnp.logaddexp(x, y)
+    larger = lax.real(x) >= lax.real(y)
+    high, low = jnp.where(larger, x, y), jnp.where(larger, y, x)
+    result = high + log1p(exp(low - high))
+    unbounded = jnp.isinf(lax.real(low)) & (lax.real(low) == lax.real(high))
+    result = jnp.where(unbounded, jnp.where(lax.real(low) < 0, jnp.where(larger, y, x), log(exp(x) + exp(y))), result)
+    return jnp.where((x != x) | (y != y), jnp.asarray(complex(jnp.nan, jnp.nan), x.dtype), result)

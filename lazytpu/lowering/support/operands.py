@@ -150,6 +150,11 @@ def as_computed(x: jax.Array) -> jax.Array:
     return lax.reduce_precision(x, info.nexp, info.nmant + 1)
 
 
+def rounded_as_is(x: jax.Array) -> jax.Array:
+    """Return ``x`` such that LLVM makes no instruction that computes it and adds to it at once."""
+    return lax.select(lax.eq(x, x), x, lax.full_like(x, jnp.nan))
+
+
 def quotient(x: jax.Array, y: jax.Array) -> jax.Array:
     """Return ``x / y``, rounded once.
 
