@@ -209,6 +209,7 @@ def a_cache_that_grows(device):
 
 @slow_for("host")
 def hundreds_of_tiny_ops(device):
+    steps.forget()  # a graph that is compiled has lines to name
     x = torch.ones(3).to(device)
     for _ in range(STEPS):
         for _ in range(300):
@@ -326,7 +327,7 @@ def first_line() -> tuple[str, str]:
 def test_the_first_line_is_the_one_to_mend(name: str, device: torch.device) -> None:
     kind, script = SCRIPTS[name]
     expected = kind, "lazytpu.config.eager" if kind == "setting" else f"[{name}]"
-    for _ in range(3):  # other programs may have taken the CPUs
+    for _ in range(5):  # other programs may have taken the CPUs
         lazytpu.metrics.reset()
         script(device)
         found, text = first_line(), lazytpu.explain()
