@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from lazytpu.config import config
-from lazytpu.torch_backend import lightning, nested
+from lazytpu.torch_backend import flex_attention, lightning, nested
 from lazytpu.torch_backend.after_import import after_import
 from lazytpu.tracing.step import mark_step
 
@@ -27,6 +27,7 @@ def register() -> None:
     after_import("accelerate.optimizer", _cut_after_steps)
     after_import("safetensors", _read_to_the_device)
     after_import("safetensors.torch", _open_as_the_package_does)
+    flex_attention.register()
     lightning.register()
     nested.register()
 
