@@ -2,7 +2,7 @@
 
 Torch moves a parameter to a GPU by pointing the same object at new memory, so tied weights stay tied and an
 optimizer made before the move goes on working.  For other devices it makes new parameters instead.  Here
-the parameter is swapped in place (``torch.utils.swap_tensors``), which gives what the GPU gives.
+the parameter is swapped in place, as ``torch.utils.swap_tensors`` does, which gives what the GPU gives.
 
 And one choice that a module of torch makes by the name of its device is the one for the CPU.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, cast
@@ -41,12 +40,7 @@ def _swapping(convert: _Convert) -> _Convert:
             return out
         grad, tensor.grad = tensor.grad, None
         shardings_kept.forget(tensor)
-        try:
-            torch.utils.swap_tensors(tensor, _parameter_like(tensor, out))
-        except RuntimeError as error:
-            tensor.grad = grad
-            warnings.warn(f"a parameter is replaced, not moved, and is no longer tied to others: {error}", stacklevel=5)
-            return out
+        _swap(tensor, _parameter_like(tensor, out))
         if grad is not None:
             moved = tensor.grad = convert(grad)
             done[id(moved)] = moved
@@ -62,6 +56,23 @@ def _crosses(tensor: torch.Tensor, out: torch.Tensor) -> bool:
     ours: str = LazyTensor.device_type
     crosses = len(devices) == 2 and ours in devices and isinstance(tensor, Parameter)
     return crosses and not is_traceable_wrapper_subclass(out)
+
+
+def _swap(parameter: Any, moved: torch.Tensor) -> None:
+    """Give a parameter what another one is.
+
+    Torch's form of it refuses one that a graph of autograd or a weak reference has.  The first is every weight of
+    ``nn.utils.weight_norm``: such a graph is of the old device, and its backward pass raises.
+    """
+    if parameter.requires_grad and parameter._use_count() > 1:
+        torch.autograd.graph.get_gradient_edge(parameter).node.register_prehook(_refuse)
+    parameter.__class__, moved.__class__ = moved.__class__, parameter.__class__
+    parameter.__dict__, moved.__dict__ = moved.__dict__, parameter.__dict__
+    torch._C._swap_tensor_impl(parameter, moved)
+
+
+def _refuse(_: object) -> None:
+    raise RuntimeError("a module moved to another device between its forward and its backward pass")
 
 
 def _parameter_like(tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ def share_with_gradient(parameter: torch.Tensor) -> None:
 
 
 def forget(parameter: torch.Tensor) -> None:
-    """Drop the weak reference to a parameter, with which ``torch.utils.swap_tensors`` would refuse it."""
+    """Let the gradient of a parameter, which moves to another device, take no sharding any more."""
     _leaves.pop(id(parameter), None)
 
 

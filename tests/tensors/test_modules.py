@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -70,6 +71,27 @@ def test_module_moves_whole():
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert type(model.head.weight) is nn.Parameter and model.head.weight is model.embedding.weight
     torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in expected.parameters()])
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.spectral_norm])
+def test_weights_that_a_graph_or_a_weak_reference_has_move_whole(wrap):
+    model = wrap(nn.Linear(3, 2))
+    model(torch.ones(1, 3))  # the old form of spectral_norm keeps a weight with its graph
+    parameters = list(model.parameters())
+    references = [weakref.ref(p) for p in parameters]
+    model.to("tpu")
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert all(r() is p for r, p in zip(references, parameters, strict=True))
+    model(torch.ones(1, 3, device="tpu")).sum().backward()
+    assert all(p.grad.is_tpu for p in parameters)
+
+
+def test_a_move_between_forward_and_backward_is_refused():
+    model = nn.Linear(3, 2)
+    loss = model(torch.ones(1, 3)).sum()
+    model.to("tpu")
+    with pytest.raises(RuntimeError, match="moved to another device between"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("change", ["half", "bfloat16", "float", "double"])
