@@ -24,6 +24,7 @@ from tests.ecosystem import (
     loops,
     pictures,
     science,
+    solvers,
     sound,
     training,
 )  # fmt: skip
@@ -31,7 +32,7 @@ from tests.ecosystem.case import Library, Missing, Outcome, judge, version
 
 _MODULES = (
     training, loading, fields, language, attention, families, science, derivatives, geometry, pictures, sound, loops,
-    learners, idioms,
+    learners, idioms, solvers,
 )  # fmt: skip
 LIBRARIES: list[Library] = [case for module in _MODULES for case in module.LIBRARIES]
 LIMIT_S = 600  # seconds a case may take
