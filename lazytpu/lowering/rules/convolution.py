@@ -45,6 +45,8 @@ def _own_lowering(x=None, w=None, groups=1, contracted=1):
         contracted: the dimension of the weight that is summed over; 2 for the gradient of the weight.
     """
     how = forced("own_convolution", "xla_convolution")
+    if not how and x is not None and not jnp.issubdtype(x.dtype, jnp.inexact):
+        return True  # GPUs have none of integers
     if how or not on_one_cpu():
         return how == "own_convolution"
     if x is None or groups > 1 or x.dtype != jnp.float32 or x.ndim > 4:
