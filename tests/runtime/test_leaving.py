@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 import time
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
@@ -89,6 +89,17 @@ def test_threads_in_a_compile_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(leaving, "_WITH_XLA", (__file__,))
     thread = sleeping(1)
     leaving._end_threads()
+    assert not thread.is_alive()
+
+
+def test_a_process_that_was_stopped_waits_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "_raise_in", lambda *given: None)
+    monkeypatch.setattr(leaving, "_WITH_XLA", (__file__,))
+    thread = sleeping(1)
+    seconds = iter(range(0, 10**9, 100))
+    with monkeypatch.context() as stopped:
+        stopped.setattr(leaving, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+        leaving._end_threads()
     assert not thread.is_alive()
 
 

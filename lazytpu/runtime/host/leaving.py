@@ -37,7 +37,7 @@ def _end_threads() -> None:
     frames = sys._current_frames()
     working = [t for t in threading.enumerate() if t.daemon and _works(t, frames.get(t.ident or 0))]
     used, idle = dict.fromkeys(working, -1.0), dict.fromkeys(working, 0)
-    start = time.monotonic()
+    waited_s = 0.0  # by looks, not by the clock: a process that is stopped meanwhile loses none of it
     if working:
         sys.unraisablehook = _but_for_exits(sys.unraisablehook)
         threading.excepthook = _but_for_exits(threading.excepthook)
@@ -46,12 +46,12 @@ def _end_threads() -> None:
             _raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         working[0].join(_BETWEEN_S)
         working, frames = [thread for thread in working if thread.is_alive()], sys._current_frames()
-        left_s = time.monotonic() - start
+        waited_s += _BETWEEN_S
         for thread in working:
             before, used[thread] = used[thread], _processor_time(thread)
             in_xla = _is_in_xla(frames.get(thread.ident or 0))
             idle[thread] = 0 if used[thread] > before or in_xla else idle[thread] + 1
-            if left_s > (_COMPILING_AT_MOST_S if in_xla else _AT_MOST_S):
+            if waited_s > (_COMPILING_AT_MOST_S if in_xla else _AT_MOST_S):
                 idle[thread] = _IDLE_LOOKS
         working = [thread for thread in working if idle[thread] < _IDLE_LOOKS]
 
