@@ -12,18 +12,22 @@ from lazytpu.config import config
 from lazytpu.tracing import cutting, step
 
 
-class Event:
-    """A moment in the device's queue.
+class Event(torch.Event):
+    """A moment in the device's queue, which `torch.accelerator.current_stream()` can wait for as well.
 
     Args:
         enable_timing: lets `elapsed_time` be asked; `record` then runs what is pending, and waits for the device.
     """
 
-    def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False) -> None:
-        self.timed = enable_timing
-        self.recorded_s: float | None = None
+    timed: bool
+    recorded_s: float | None
 
-    def record(self, stream: Stream | None = None) -> None:
+    def __new__(cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False) -> Event:
+        made = super().__new__(cls, config.device_name)
+        made.timed, made.recorded_s = enable_timing, None
+        return made
+
+    def record(self, stream: Any = None) -> None:
         """Note the moment behind what is pending; with ``enable_timing``, run it and wait."""
         if self.timed:
             cutting.cut("event")
@@ -34,7 +38,7 @@ class Event:
         """Wait until the device has got as far as the event."""
         step.wait()
 
-    def wait(self, stream: Stream | None = None) -> None:
+    def wait(self, stream: Any = None) -> None:
         """What comes later runs after the event: always so in one queue."""
 
     def query(self) -> bool:
@@ -42,7 +46,7 @@ class Event:
         step.wait()
         return True
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: Any) -> float:
         """Return the milliseconds from this event to ``end``.
 
         Raises:
@@ -52,7 +56,7 @@ class Event:
             raise RuntimeError("both events must be made with enable_timing=True")
         if self.recorded_s is None or end.recorded_s is None:
             raise RuntimeError("both events must be recorded before their elapsed time is known")
-        return (end.recorded_s - self.recorded_s) * 1e3
+        return float(end.recorded_s - self.recorded_s) * 1e3
 
 
 class Stream:

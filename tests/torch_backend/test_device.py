@@ -167,6 +167,8 @@ def test_streams_and_events(device):
     y, cuts = torch.ones(2, device=device) + 1, lazytpu.metrics.counter("cut")
     event = stream.record_event()
     assert lazytpu.metrics.counter("cut") == cuts  # without timing, an event only notes the moment
+    torch.accelerator.current_stream().wait_event(event)  # which takes the device of an event from C++
+    assert isinstance(event, torch.Event) and event.device.type == "tpu"
     event.synchronize()
     assert lazytpu.metrics.counter("cut") == cuts + 1 and y.tolist() == [2.0, 2.0]
     stream.synchronize()
