@@ -27,7 +27,7 @@ class Event(torch.Event):
         made.timed, made.recorded_s = enable_timing, None
         return made
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: object = None) -> None:
         """Note the moment behind what is pending; with ``enable_timing``, run it and wait."""
         if self.timed:
             cutting.cut("event")
@@ -38,7 +38,7 @@ class Event(torch.Event):
         """Wait until the device has got as far as the event."""
         step.wait()
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: object = None) -> None:
         """What comes later runs after the event: always so in one queue."""
 
     def query(self) -> bool:
@@ -46,17 +46,17 @@ class Event(torch.Event):
         step.wait()
         return True
 
-    def elapsed_time(self, end: Any) -> float:
+    def elapsed_time(self, end: torch.Event) -> float:
         """Return the milliseconds from this event to ``end``.
 
         Raises:
             RuntimeError: one of them does not keep the time, or was not recorded.
         """
-        if not (self.timed and end.timed):
+        if not (isinstance(end, Event) and self.timed and end.timed):
             raise RuntimeError("both events must be made with enable_timing=True")
         if self.recorded_s is None or end.recorded_s is None:
             raise RuntimeError("both events must be recorded before their elapsed time is known")
-        return float(end.recorded_s - self.recorded_s) * 1e3
+        return (end.recorded_s - self.recorded_s) * 1e3
 
 
 class Stream:
