@@ -25,6 +25,7 @@ def register() -> None:
     after_import("accelerate.state", _choose_the_device)
     after_import("accelerate.accelerator", _train_in_float16)
     after_import("accelerate.optimizer", _cut_after_steps)
+    after_import("transformers.utils.import_utils", _have_flex_attention)
     after_import("safetensors", _read_to_the_device)
     after_import("safetensors.torch", _open_as_the_package_does)
     flex_attention.register()
@@ -107,6 +108,11 @@ def _cut_after_steps(module: ModuleType) -> None:
         return result
 
     module.AcceleratedOptimizer.step = step
+
+
+def _have_flex_attention(module: ModuleType) -> None:
+    """Let transformers take torch's ``flex_attention``, which it refuses to devices of this one's name."""
+    vars(module)["is_torch_flex_attn_available"] = module.is_torch_available
 
 
 class _Slices(Protocol):

@@ -70,3 +70,25 @@ def test_without_gradients_it_is_what_the_cpu_gives() -> None:
         found = flex_attention(*(x.to("tpu") for x in tensors), block_mask=mask.to("tpu"), enable_gqa=True)
     torch.testing.assert_close(found.cpu(), expected)
     assert found.stride() == expected.stride()
+
+
+def test_transformers_takes_it() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = torch.arange(10).reshape(2, 5)
+    scores = []
+    for device, kind in (("cpu", "eager"), ("tpu", "flex_attention")):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(vocab_size=16, num_key_value_heads=2, attn_implementation=kind, **sizes)
+        scores.append(transformers.LlamaForCausalLM(config).to(device)(ids.to(device)).logits.detach().cpu())
+    torch.testing.assert_close(scores[1], scores[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_function_that_makes_its_tensors_is_the_devices() -> None:
+    torch._dynamo.reset()
+
+    @torch.compile
+    def made() -> torch.Tensor:
+        return torch.arange(4, device="tpu") * 2
+
+    assert made().tolist() == [0, 2, 4, 6]

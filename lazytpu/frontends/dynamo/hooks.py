@@ -47,7 +47,8 @@ def _serve_the_default(backend: Any) -> None:
     theirs: Callable[..., Any] = _TorchCompileInductorWrapper.__call__
 
     def call(self: Any, model: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        if not _is_on_device([*inputs, *model.parameters(), *model.buffers()]):
+        made = [node.meta.get("example_value") for node in model.graph.nodes]
+        if not _is_on_device([*inputs, *model.parameters(), *model.buffers(), *made]):
             return theirs(self, model, inputs, **options)
         text = "torch.compile was given no backend and takes %r, for tensors on the device %r"
         logs.note("compile", text, NAME, config.device_name)
