@@ -38,10 +38,20 @@ class _DeviceGuard(torch._C._acc.DeviceGuard):
 
 
 def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """Return what pins a CPU tensor: a copy of it.  XLA's transfers gain nothing from page-locked memory."""
+    """Return what pins a CPU tensor: a copy of it.  XLA's transfers gain nothing from page-locked memory.
+
+    The copy says that it is pinned, as do its views, and is pinned no second time: FSDP would go on with two copies.
+    """
     if device is not None and device.type != config.device_name:
         raise RuntimeError(f"cannot pin memory for {device}: the accelerator of this process is {config.device_name}")
-    return tensor.clone()
+    pinned = tensor.clone()
+    pinned.untyped_storage()._is_pinned = True  # type: ignore[attr-defined]
+    return pinned
+
+
+def _is_pinned(tensor: torch.Tensor, device: torch.device | None = None) -> bool:
+    """Return whether a CPU tensor lies in what `_pin_memory` gave."""
+    return hasattr(tensor.untyped_storage(), "_is_pinned") and (device is None or device.type == config.device_name)
 
 
 _FUNCTIONS = {
@@ -65,6 +75,7 @@ def register() -> None:
     hook_errors.register()
     library = torch.library.Library("aten", "IMPL")
     library.impl("_pin_memory", _pin_memory, "CPU")
+    library.impl("is_pinned", _is_pinned, "CPU")
     _libraries.append(library)
     for name, function in _FUNCTIONS.items():
         if hasattr(torch._C, name):  # torch 2.10 lacks some

@@ -59,9 +59,10 @@ def test_compression_to_bfloat16() -> None:
 
 
 @on_ranks(2)
-def test_zero_and_the_first_fsdp() -> None:
+def test_zero_the_first_fsdp_and_offloaded_parameters() -> None:
     same_as_cpu("ddp", "ZeroRedundancyOptimizer")
     same_as_cpu("fsdp", "FSDP1")
+    same_as_cpu("fsdp", "FSDP2: CPUOffloadPolicy")
 
 
 @on_ranks(2)

@@ -127,7 +127,7 @@ def test_data_loader(device, workers, pin_memory):
     loader = DataLoader(DATA, batch_size=4, num_workers=workers, pin_memory=pin_memory)
     seen = []
     for x, y in loader:
-        assert x.device.type == "cpu" and not x.is_pinned()
+        assert x.device.type == "cpu" and x.is_pinned() == pin_memory
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         seen += (x.sum(1) * y).tolist()
     assert seen == [(4 * i + 1) * i for i in range(10)]
@@ -165,6 +165,8 @@ def test_pin_memory_is_a_copy(device):
     pinned = x.pin_memory()
     pinned.zero_()
     assert x.tolist() == [1, 1] and pinned.device.type == "cpu"
+    assert pinned.is_pinned() and pinned[1:].is_pinned() and not x.is_pinned() and not pinned.clone().is_pinned()
+    assert pinned.pin_memory() is pinned  # as FSDP relies on: it keeps a tensor and what pinning it gave
     with pytest.raises(RuntimeError, match="cannot pin 'torch.tpu.FloatTensor'"):
         x.to(device).pin_memory()
     assert not x.to(device).is_pinned()

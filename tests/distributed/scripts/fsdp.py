@@ -98,7 +98,7 @@ def unsharded(device: Device) -> Any:
 
 @script("FSDP2: CPUOffloadPolicy")
 def offloaded(device: Device) -> Any:
-    policy = CPUOffloadPolicy(pin_memory=False) if device.type != "cpu" else OffloadPolicy()
+    policy = CPUOffloadPolicy() if device.type != "cpu" else OffloadPolicy()
     net = sharded(device, offload_policy=policy)
     found = train(net, device, torch.optim.SGD(net.parameters(), 1e-2))
     return [x.to(device) for x in (*found, *contents(net))]
