@@ -45,8 +45,7 @@ def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> tor
     if device is not None and device.type != config.device_name:
         raise RuntimeError(f"cannot pin memory for {device}: the accelerator of this process is {config.device_name}")
     pinned = tensor.clone()
-    storage: Any = pinned.untyped_storage()
-    storage._is_pinned = True
+    vars(pinned.untyped_storage())["_is_pinned"] = True
     return pinned
 
 
