@@ -22,6 +22,8 @@ def with_out(overload: OpOverload, variant: OpOverload) -> Kernel:
     positions = {a.name: i for i, a in enumerate(overload._schema.arguments)}
     returned = len(overload._schema.returns)
     pointwise = torch.Tag.pointwise in overload.tags
+    in_order = overload._schema.name in _IN_ORDER
+    keeps_strides = pointwise or overload._schema.name == "aten::cat"
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if on_other_device(args, kwargs):
@@ -40,8 +42,10 @@ def with_out(overload: OpOverload, variant: OpOverload) -> Kernel:
             results = variant(*given, **_factory_arguments(variant, outs, rest))
             results = flat(results if isinstance(results, (list, tuple)) else [results])
             for out, result in zip(flat_outs, results, strict=True):
-                if out.shape != result.shape:
-                    _resize(out, result.shape, result.stride() if pointwise else None)
+                if out.shape != result.shape and in_order and out.numel() == result.numel():
+                    result = result.view(out.shape)
+                elif out.shape != result.shape:
+                    _resize(out, result.shape, result.stride() if keeps_strides else None)
                 write_cast(cell_of(out), cell_of(result))
         return None if returned == 0 else outs[0] if returned == 1 else tuple(outs)
 
@@ -57,6 +61,7 @@ def _factory_arguments(variant: OpOverload, outs: Sequence[Any], kwargs: dict[st
     return kwargs
 
 
+_IN_ORDER = {"aten::arange", "aten::linspace", "aten::logspace", "aten::range"}  # fill any shape of as many elements
 _DTYPE_OF_OUT = {"aten::sum", "aten::prod", "aten::mean", "aten::nansum", "aten::cumsum", "aten::cumprod"}
 
 

@@ -15,6 +15,12 @@ def _selected(out: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], o
     return torch.index_select(view(out), 0, torch.arange(0, device=on), out=out)
 
 
+def _part_of_rows(on: Any, fill: Callable[[torch.Tensor], object]) -> torch.Tensor:
+    rows = torch.zeros(2, 3, device=on)
+    fill(rows[:, 1:])
+    return rows
+
+
 OUTS: dict[str, Case] = {
     "new": lambda on: torch.add(numbers(2, 3, device=on), 1, out=torch.empty(0, device=on)),
     "resized": lambda on: torch.add(numbers(2, 3, device=on), 1, out=torch.empty(4, device=on)),
@@ -37,6 +43,12 @@ OUTS: dict[str, Case] = {
         numbers(2, 3, device=on), 0, out=(torch.empty(1, device=on), torch.empty(1, device=on, dtype=torch.int64))
     ),
     "arange": lambda on: torch.arange(1, 7, 2, out=torch.empty(0, device=on, dtype=torch.int64)),
+    "arange, a part of rows": lambda on: _part_of_rows(on, lambda part: torch.arange(4, out=part)),
+    "linspace, a part of rows": lambda on: _part_of_rows(on, lambda part: torch.linspace(0, 3, 4, out=part)),
+    "logspace, columns": lambda on: torch.logspace(0, 3, 6, out=torch.zeros(3, 2, device=on).t()),
+    "cat, channels last": lambda on: torch.cat(
+        [numbers(2, 3, 2, 2, device=on).to(memory_format=torch.channels_last)] * 2, out=torch.empty(0, device=on)
+    ),
     "complex_result": lambda on: torch.add(numbers(3, device=on), 1j, out=torch.empty(3, device=on)),
     "wrong_shapes": lambda on: torch.add(numbers(3, device=on), numbers(2, device=on), out=torch.empty(3, device=on)),
     "pow": lambda on: torch.pow(numbers(3, device=on), 2, out=torch.empty(3, device=on)),

@@ -33,6 +33,7 @@ FACTORIES = {
     "ones": lambda d: torch.ones((2, 0), device=d, dtype=torch.int8),
     "full": lambda d: torch.full((2,), 7, device=d),
     "full_bool": lambda d: torch.full((2,), True, device=d),
+    "full_complex32": lambda d: torch.full((2,), 3, dtype=torch.complex32, device=d).to(torch.complex64),
     "arange": lambda d: torch.arange(5, device=d),
     "arange_step": lambda d: torch.arange(1, 2, 0.25, device=d),
     "linspace": lambda d: torch.linspace(0, 1, 5, device=d),
