@@ -2,7 +2,7 @@
 
     python -m tests.faults                          # all of them, as the page on reliability has them
     python -m tests.faults kills mutations --scale 0.1
-    python -m tests.faults --record docs/_static/reliability.json
+    python -m tests.faults --record docs/_data/reliability.json
 
 Each fault is tried a number of times, which ``--scale`` multiplies.  ``--record`` names a file of JSON that gets the
 results.  The exit status is 1 if anything went wrong: a crash, a wrong value, something lost, an unclear error.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+
+_PATH = re.compile(r'File "[^"]*?([^/"]+)"')  # of a line of a traceback
 
 
 @dataclass
@@ -26,7 +30,8 @@ class Result:
     more: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the fields as a record keeps them: of files their names, not where this machine has them."""
+        return {**asdict(self), "found": [_PATH.sub(r'File "\1"', text) for text in self.found]}
 
 
 def timed(fault: Callable[..., Result]) -> Callable[..., Result]:
