@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
 _PATH = re.compile(r'File "[^"]*?([^/"]+)"')  # of a line of a traceback
 
 
