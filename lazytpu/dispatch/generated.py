@@ -135,6 +135,7 @@ def _operands(op: Op, *, writes: bool = False) -> list[str]:
         lines.append("floats = ints = ()")
     if op.random:
         lines += ["seed = numbers.seed", "if seed > INT64_MAX: seed -= 1 << 64"]
+        lines += [f"if numbers.counter >= INT64_MAX: {_general(op)}"]
     for i, argument in enumerate(op.arguments):
         lines += _operand(op, i, argument, writes and i > 0)
     return lines
