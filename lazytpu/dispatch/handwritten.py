@@ -224,12 +224,10 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
     **rest: object,
 ) -> torch.Tensor:
-    if type(tensor) is LazyTensor and (device is None or torch.device(device).type == LazyTensor.device_type):
-        return _copied(tensor, dtype=dtype or tensor.dtype, **_format(memory_format))
-    if tensor.device.type == "meta":
-        options = {"dtype": dtype, "device": torch.device("meta"), "memory_format": memory_format}
-        return cast(torch.Tensor, aten._to_copy.default(tensor, **options))
     if not is_device_tensor(tensor):
+        if tensor.device.type == "meta":
+            options = {"dtype": dtype, "device": torch.device("meta"), "memory_format": memory_format}
+            return cast(torch.Tensor, aten._to_copy.default(tensor, **options))
         host = tensor.detach().to(dtype=dtype, memory_format=memory_format or torch.preserve_format)
         return from_host(host)
     kind = LazyTensor.device_type if device is None else torch.device(device).type
