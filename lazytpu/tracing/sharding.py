@@ -9,7 +9,7 @@ from lazytpu.ir.op_schema import op_of
 from lazytpu.ir.sharding import OPEN, Entry, Mesh, Sharding, interned, named_sharding, sharding
 from lazytpu.ir.tree import Value, operands, trace
 from lazytpu.location import site
-from lazytpu.lowering.rules.sharding import shard_op
+from lazytpu.lowering.rules.sharding import library, shard_op
 from lazytpu.runtime import meshes
 from lazytpu.tensors.layout import Layout, layout_of
 from lazytpu.tensors.storage import Storage, cell_at, resolve, write_buffer
@@ -62,16 +62,24 @@ def mark(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> None:
 
 
 def laid_out(tensor: torch.Tensor, mesh: Mesh, spec: tuple[Entry, ...]) -> torch.Tensor:
-    """Return a new tensor with the contents of one, laid out on a mesh."""
-    wanted, cell = sharding(mesh, spec, tensor.shape), cell_of(tensor)
+    """Return a new tensor with the contents of one, laid out on a mesh; torch's tracers see an op."""
+    found: torch.Tensor = shard_op(tensor, str(sharding(mesh, spec, tensor.shape)))
+    return found
+
+
+def _shard(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    wanted, cell = named_sharding(name, tensor.dim()), cell_of(tensor)
     with lock:
         transaction = Transaction()
         while transaction.open():
             on_mesh(wanted.mesh)
-            value = record(_SHARD, [cell, str(wanted)]).value
+            value = record(_SHARD, [cell, name]).value
             made = transaction.write_new([value])
         made[value].sharding = None if wanted.is_open else wanted
         return make(made[value])
+
+
+library.impl("shard", _shard, "PrivateUse1")
 
 
 def of_examples(tensor: torch.Tensor) -> tuple[Mesh, tuple[str, ...]] | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import signal
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ import torch_xla.distributed.spmd as xs  # type: ignore[import-not-found]  # noq
 from torch_xla.distributed import fsdp  # type: ignore[import-not-found]  # noqa: E402
 from torch_xla.distributed.fsdp import wrap  # type: ignore[import-not-found]  # noqa: E402
 from torch_xla.experimental import distributed_checkpoint as saved  # type: ignore[import-not-found]  # noqa: E402
+from torch_xla.experimental.distributed_checkpoint import _helpers as helpers  # type: ignore[import-not-found]  # noqa: E402
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import (  # type: ignore[import-not-found]  # noqa: E402
     SpmdFullyShardedDataParallel,
 )
@@ -117,6 +120,43 @@ def test_a_manager_of_checkpoints() -> None:
     optimizer = saved.prime_optimizer(torch.optim.AdamW(linear.parameters()))
     assert linear.weight.tolist() == before and linear.weight.grad is None
     assert set(optimizer.state[linear.weight]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+@eight_devices
+def test_planners_tell_what_is_split_and_take_parts_on_the_cpu() -> None:
+    mesh = xs.Mesh(np.arange(8), (8,))
+    split = xs.mark_sharding(torch.arange(20.0).reshape(10, 2).to(torch_xla.device()), mesh, (0, None))
+    state = {"model": {"w": split, "b": torch.ones(3).to(torch_xla.device())}}
+    on_cpu = helpers._sharded_cpu_state_dict(state)
+    assert isinstance(on_cpu["model"]["w"], helpers._CpuShards) and helpers._is_sharded_tensor(on_cpu["model"]["w"])
+    assert on_cpu["model"]["b"].device.type == "cpu" and not helpers._is_sharded_tensor(state["model"]["b"])
+    split += 1  # what is on the CPU stays as it is
+    planner = saved.SPMDSavePlanner()
+    planner.set_up_planner(on_cpu)
+    assert [*planner.sharded_state_dict] == ["model.w"] and [*planner.unsharded_state_dict] == ["model.b"]
+    assert [item.index.index for item in planner.create_local_plan().items if item.index.fqn == "model.w"] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        spmd.checkpoint.save(on_cpu, f"{folder}/saved")
+        spmd.checkpoint.load(state, f"{folder}/saved")
+    assert torch.equal(split.cpu(), torch.arange(20.0).reshape(10, 2))
+
+
+def test_a_signal_to_end_makes_a_manager_save(tmp_path: Path) -> None:
+    manager = saved.CheckpointManager(tmp_path, save_interval=10)
+    try:
+        assert not manager.save(3, {"w": torch.ones(2)}) and not manager.reached_preemption(3)
+        signal.raise_signal(signal.SIGTERM)
+        assert torch_xla._XLAC._sync_point_reached(4) and manager.save(4, {"w": torch.ones(2)})
+        assert manager.reached_preemption(4) and manager.all_steps() == [4]
+    finally:
+        torch_xla._XLAC._deactivate_preemption_sync_manager()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_policies() -> None:

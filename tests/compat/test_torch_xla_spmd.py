@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from functorch.compile import aot_function, make_boxed_func  # type: ignore[attr-defined]
 from torch import nn
 
 import lazytpu
@@ -15,6 +16,7 @@ compat.install("torch_xla")
 
 import torch_xla  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]  # noqa: E402
+import torch_xla.debug.metrics as met  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.distributed.parallel_loader as pl  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.distributed.spmd as xs  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.runtime as xr  # type: ignore[import-not-found]  # noqa: E402
@@ -73,6 +75,47 @@ def test_marked_tensors() -> None:
     assert whole.sharding_type == xs.ShardingType.REPLICATED and whole.local_shards[0].indices is ...
     xs.clear_sharding(t)
     assert not isinstance(t, xs.XLAShardedTensor) and torch_xla._XLAC._get_xla_sharding_spec(t) == ""
+
+
+@eight_devices
+def test_what_is_said_of_a_tensor() -> None:
+    info, t = torch_xla._XLAC._get_xla_tensor_debug_info, on_device(8, 4)
+    assert "XLAData: XLAData {" in info(t) and "ShardingSpec: None" in info(t) and "NumShards: 1\n" in info(t)
+    xs.mark_sharding(t, grid(), (0, "y"))
+    assert "XLAData: XLAShardedData {\n  Data Device: SPMD:0\n  Data Shape: f32[8,4]" in info(t)
+    assert "  OpSharding: {devices=[4,2]0,1,2,3,4,5,6,7}\n  NumShards: 8\n" in info(t)
+    pending = t / 2
+    assert "aten.div" in info(pending) and "XLAData: None" in info(pending)
+    torch_xla.sync()
+    assert "aten.div" not in info(pending) and "IR: xla::device_data" in info(pending)
+
+
+@eight_devices
+def test_what_is_counted_of_shardings() -> None:
+    met.clear_all()
+    mesh = grid()
+    for spec in ((0, 1), (0, 1), (0, None)):
+        xs.mark_sharding(on_device(8, 4), mesh, spec)
+    assert met.counter_value("CreateOpSharding") == 2 and met.counter_value("VirtualDeviceUsage") == 3
+
+
+@eight_devices
+def test_tracers_of_torch_see_the_mark() -> None:
+    graphs: list[str] = []
+
+    def compiled(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph.code)
+        return make_boxed_func(graph)
+
+    x = on_device(8, 4).requires_grad_()
+    traced = aot_function(lambda x: xs.mark_sharding_with_gradients(x.sin(), grid(), (0, None)) + 1, compiled)
+    found = traced(x)
+    found.sum().backward()
+    torch_xla.sync()
+    spec = torch_xla._XLAC._get_xla_sharding_spec
+    assert spec(found) == spec(x.grad) and spec(x.grad).startswith("{devices=[4,1,2]")
+    assert len(graphs) == 2 and all("lazytpu.shard" in code for code in graphs)
+    assert torch.allclose(x.grad.cpu(), x.detach().cpu().cos())
 
 
 @eight_devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +10,7 @@ import torch
 import lazytpu
 from lazytpu import spmd
 from lazytpu.compat import names
-from lazytpu.compat.torch_xla import backends, metrics_format
+from lazytpu.compat.torch_xla import backends, debug_info, metrics_format, preemption
 from lazytpu.compat.torch_xla.core import xla_model
 from lazytpu.compat.torch_xla.distributed.spmd import manual, xla_sharded_tensor
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import OpSharding, ShardingType
@@ -18,6 +19,10 @@ __getattr__ = names.missing_from(__name__)
 
 
 _get_xla_sharding_spec = xla_sharded_tensor.sharding_spec_of
+_get_xla_tensor_debug_info = debug_info.text_of
+_activate_preemption_sync_manager = preemption.watch
+_deactivate_preemption_sync_manager = preemption.stop
+_sync_point_reached = preemption.asked
 _xla_metrics_report = metrics_format.report
 _xla_real_devices = xla_model.xla_real_devices
 _xla_set_mat_mul_precision = backends.set_mat_mul_precision
@@ -37,8 +42,8 @@ def _get_xla_tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _get_xla_tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
-    """Return its HLO."""
-    return lazytpu.hlo_text(*tensors)
+    """Return its HLO, that of a device if ``XLA_DUMP_POST_OPTIMIZATIONS`` is set."""
+    return lazytpu.hlo_text(*tensors, optimized=os.environ.get("XLA_DUMP_POST_OPTIMIZATIONS") in ("1", "true"))
 
 
 def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
@@ -115,6 +120,10 @@ def _xla_sync_multi(tensors: Sequence[torch.Tensor], devices: Sequence[str] = ()
 def _xla_step_marker(device: str = "", devices: Sequence[str] = (), wait: bool = False, **_: object) -> None:
     """End a step."""
     lazytpu.mark_step(wait=wait)
+
+
+def _ensure_xla_coordinator_initialized(*_: object, **__: object) -> None:
+    """Do nothing: processes find each other when the device is first used."""
 
 
 def _xla_get_default_device() -> str:

@@ -35,9 +35,12 @@ COUNTERS = {
     "CachedCompile": "cache_hit",
     "MarkStep": "step",
     "ExecuteGraph": "execute",
+    "ExecuteReplicated": "execute",
     "DonatedBuffers": "donated",
+    "VirtualDeviceUsage": "resharded",
+    "CreateOpSharding": "spec",
 }
-"""Name in the report to the counter it shows; the last two are ours alone."""
+"""Name in the report to the counter it shows; ExecuteGraph and DonatedBuffers are ours alone."""
 
 
 def report() -> str:

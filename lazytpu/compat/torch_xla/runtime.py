@@ -115,8 +115,7 @@ def use_spmd(auto: bool | None = False) -> None:
     """
     if auto:
         raise ValueError("use_spmd(auto=True): shardings are not found by themselves; mark inputs and parameters")
-    world.spmd[:] = [True]
-    os.environ["XLA_USE_SPMD"] = "1"  # as scripts ask for it
+    os.environ["XLA_USE_SPMD"] = "1"
 
 
 def get_master_ip() -> str:

@@ -26,27 +26,38 @@ State = dict[str, object]
 
 
 class SavedTensor:
-    """A tensor of the device as it is now, for a planner."""
+    """A tensor of the device as it is now, for a planner.
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    Args:
+        tensor: what is saved.
+        on_host: copy its parts to the host now, not when they are written.
+
+    Attributes:
+        is_split: devices have different parts of it.
+    """
+
+    def __init__(self, tensor: torch.Tensor, on_host: bool = False) -> None:
         self._size = tensor.size()
         self._properties = TensorProperties(tensor.dtype, requires_grad=tensor.requires_grad)
-        self._parts = {_offsets(part.box): part for part in parts_of(tensor) if part.owned}
+        parts = parts_of(tensor)
+        self.is_split = len(parts) > 1
+        self._parts = {_offsets(part.box): part for part in parts if part.owned}
+        self._host = {at: part.to_host() for at, part in self._parts.items()} if on_host else {}
 
     def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:  # torch's name
         return [
             WriteItem(
-                MetadataIndex(fqn, offsets),
+                MetadataIndex(fqn, offsets, number),
                 WriteItemType.SHARD,
                 tensor_data=TensorWriteData(_chunk(part.box), self._properties, self._size),
             )
-            for offsets, part in self._parts.items()
+            for number, (offsets, part) in enumerate(self._parts.items())
         ]
 
     def part(self, index: MetadataIndex) -> torch.Tensor:
         """Return a part on the host."""
         assert index.offset is not None
-        return self._parts[index.offset].to_host()
+        return self._host[index.offset] if self._host else self._parts[index.offset].to_host()
 
 
 class SavedShard:
@@ -67,11 +78,17 @@ class SavedShard:
 
 
 class LoadedTensor:
-    """A tensor of the device that is being loaded: parts on the host, until all of them have come."""
+    """A tensor of the device that is being loaded: parts on the host, until all of them have come.
+
+    Attributes:
+        is_split: devices have different parts of it.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self._boxes: dict[torch.Size, Box] = {_offsets(b): b for b, _ in boxes(parts_of(tensor))}
+        parts = parts_of(tensor)
+        self.is_split = len(parts) > 1
+        self._boxes: dict[torch.Size, Box] = {_offsets(b): b for b, _ in boxes(parts)}
         self._host: dict[torch.Size, torch.Tensor] = {}
 
     def size(self) -> torch.Size:

@@ -6,7 +6,7 @@ import copy
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +27,8 @@ from lazytpu.spmd.checkpoint.shared_save import SharedSave
 from lazytpu.tracing.record import is_device_tensor
 
 _T = TypeVar("_T")
-_writer = ThreadPoolExecutor(1, "lazytpu-checkpoint")
+writer = ThreadPoolExecutor(1, "lazytpu-checkpoint")
+"""The thread that writes what `async_save` saves."""
 
 
 def save(state: State, folder: str | os.PathLike[str]) -> None:
@@ -58,9 +59,14 @@ def async_save(state: State, folder: str | os.PathLike[str]) -> Future[None]:
     Raises:
         FileExistsError: the folder is there already.
     """
-    planner = PreparedSavePlanner()
+    return writer.submit(taken(state), _free(folder))
+
+
+def taken(state: State) -> Callable[[str | os.PathLike[str]], None]:
+    """Take a state as it is now; return what writes it to a folder, once."""
+    planner, shared = PreparedSavePlanner(), SharedSave()
     planner.prepare(_copied(_plain(state)))
-    return _writer.submit(_write, {}, _free(folder), planner, SharedSave())
+    return lambda folder: _write({}, _free(folder), planner, shared)
 
 
 def _plain(state: State) -> State:
@@ -118,24 +124,24 @@ def _write(state: State, path: Path, planner: SavePlanner, shared: SharedSave) -
     unfinished = path.with_name(f".{path.name}.unfinished")
     first = shared.rank == 0
     # Parts come as CPU tensors.  What copies ahead would wait for the device, and so cut the step that is recorded.
-    writer = FileSystemWriter(unfinished, sync_files=True, per_thread_copy_ahead=0)
+    files = FileSystemWriter(unfinished, sync_files=True, per_thread_copy_ahead=0)
 
     def begin() -> None:
         if first:
             shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
 
     def plan() -> SavePlan:
-        planner.set_up_planner(state, writer.storage_meta(), is_coordinator=first)
-        writer.set_up_storage_writer(first, rank=shared.rank, use_collectives=True)
-        return writer.prepare_local_plan(planner.create_local_plan())
+        planner.set_up_planner(state, files.storage_meta(), is_coordinator=first)
+        files.set_up_storage_writer(first, rank=shared.rank, use_collectives=True)
+        return files.prepare_local_plan(planner.create_local_plan())
 
     def write(plans: list[SavePlan]) -> list[WriteResult]:
-        own = planner.finish_plan(writer.prepare_global_plan(plans)[shared.rank])
-        return writer.write_data(own, planner).wait()
+        own = planner.finish_plan(files.prepare_global_plan(plans)[shared.rank])
+        return files.write_data(own, planner).wait()
 
     def finish(metadata: Metadata, written: list[list[WriteResult]]) -> None:
         if first:
-            writer.finish(metadata, written)
+            files.finish(metadata, written)
             _sync(unfinished)
             unfinished.rename(path)
             _sync(path.parent)

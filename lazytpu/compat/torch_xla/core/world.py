@@ -19,9 +19,6 @@ from lazytpu.runtime import meshes
 T = TypeVar("T")
 Groups = Sequence[Sequence[int]] | None
 
-spmd: list[bool] = []
-"""Not empty once the script has asked for SPMD."""
-
 _REDUCTIONS = {
     "sum": dist.ReduceOp.SUM,
     "mul": dist.ReduceOp.PRODUCT,
@@ -34,7 +31,7 @@ _REDUCTIONS = {
 
 def is_spmd() -> bool:
     """Return whether the script has asked for SPMD, or a tensor has a sharding."""
-    return bool(spmd or meshes.used)
+    return os.environ.get("XLA_USE_SPMD") == "1" or bool(meshes.used)
 
 
 def size() -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lazytpu import spmd
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import OpSharding, op_sharding_of
 from lazytpu.lowering.support import shardings
+from lazytpu.observe import metrics
 from lazytpu.runtime import meshes
 
 Axis = int | str
@@ -58,6 +59,7 @@ class Mesh:
         assert len(np.unique(self.device_ids)) == given, f"Device IDs must be unique, not {self.device_ids}"
         assert self.device_ids.max() < size, f"Device IDs must be less than mesh size ({size}): {self.device_ids}"
         self.mesh = spmd.Mesh(mesh_shape, self._names(), self.device_ids)
+        self._specs: dict[tuple[tuple[Axis, ...] | Axis | None, ...], tuple[tuple[str, ...], ...]] = {}
 
     def _names(self) -> tuple[str, ...]:
         return tuple([f"axis{i}" for i in range(len(self.mesh_shape))]) if self.axis_names is None else self.axis_names
@@ -108,6 +110,13 @@ class Mesh:
             ValueError: an axis has a name that the mesh has not.
             AssertionError: an axis has a number that the mesh has not, or stands there twice.
         """
+        key = tuple(partition_spec)
+        if key not in self._specs:
+            self._specs[key] = self._names_of(key)
+            metrics.count("spec")
+        return self._specs[key]
+
+    def _names_of(self, partition_spec: PartitionSpec) -> tuple[tuple[str, ...], ...]:
         known, found = self._names(), []
         for entry in partition_spec:
             axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)

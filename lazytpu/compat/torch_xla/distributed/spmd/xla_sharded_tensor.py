@@ -68,11 +68,12 @@ class _Marked(type):
         return isinstance(x, torch.Tensor) and is_device_tensor(x) and spmd.sharding_of(x) is not None
 
     def __call__(cls, elem: torch.Tensor, *_: object, requires_grad: bool = False, **sharded: object) -> torch.Tensor:
-        return elem.requires_grad_() if requires_grad else elem
+        moved = elem.to(LazyTensor.device_type)
+        return moved.requires_grad_() if requires_grad else moved
 
 
 class XLAShardedTensor(metaclass=_Marked):
-    """What a tensor with a sharding is an instance of; calling it returns the tensor."""
+    """What a tensor with a sharding is an instance of; calling it returns a tensor of the device as it is."""
 
 
 def sharding_type_of(tensor: torch.Tensor) -> ShardingType | None:

@@ -2,9 +2,8 @@
 
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla.experimental.distributed_checkpoint.manager import CheckpointManager
+from lazytpu.compat.torch_xla.experimental.distributed_checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
 from lazytpu.compat.torch_xla.experimental.distributed_checkpoint.prime import prime_optimizer
-from lazytpu.spmd.checkpoint import LoadPlanner as SPMDLoadPlanner
-from lazytpu.spmd.checkpoint import SavePlanner as SPMDSavePlanner
 
 __getattr__ = names.missing_from(__name__)
 __all__ = ["CheckpointManager", "SPMDLoadPlanner", "SPMDSavePlanner", "prime_optimizer"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import threading
-import warnings
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from types import FrameType
 
+from lazytpu.compat.torch_xla import preemption
 from lazytpu.runtime import world
 from lazytpu.spmd import checkpoint
+from lazytpu.spmd.checkpoint import saving
 
 State = dict[str, object]
 
@@ -46,33 +46,21 @@ class CheckpointManager:
         self.base_path, self.save_interval, self.max_to_keep = Path(path), save_interval, max_to_keep
         self._pending: list[Future[None]] = []
         self._most_pending = max(max_pending_async, 1)
-        self._ended = False
+        self._saves_at_end = chkpt_on_preemption
         self.base_path.mkdir(parents=True, exist_ok=True)
         if chkpt_on_preemption:
-            self._watch()
-
-    def _watch(self) -> None:
-        if world.size() > 1 or threading.current_thread() is not threading.main_thread():
-            warnings.warn(
-                "chkpt_on_preemption: SIGTERM is watched in the main thread of a single process", stacklevel=3
-            )
-            return
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._ended = True
-
-        signal.signal(signal.SIGTERM, note)
+            preemption.watch()
 
     def should_save(self, step: int) -> bool:
         """Return whether `save` would write a checkpoint of a step."""
-        return step % self.save_interval == 0 or self._ended
+        return step % self.save_interval == 0 or self.reached_preemption(step)
 
     def save(self, step: int, state_dict: State, force: bool = False) -> bool:
         """Write a checkpoint if it is time; return whether it was."""
         if not (force or self.should_save(step)):
             return False
         self.join()
-        checkpoint.save(state_dict, self._free(step))
+        self._save(step, partial(checkpoint.save, state_dict))
         self._remove_old()
         return True
 
@@ -87,8 +75,11 @@ class CheckpointManager:
         while len(self._pending) >= self._most_pending:
             self._pending.pop(0).result()
             self._remove_old()
-        self._pending.append(checkpoint.async_save(state_dict, self._free(step)))
+        self._pending.append(saving.writer.submit(self._save, step, saving.taken(state_dict)))
         return True
+
+    def _save(self, step: int, write: Callable[[Path], None]) -> None:
+        write(self._free(step))
 
     def restore(self, step: int, state_dict: State) -> None:
         """Load the checkpoint of a step into a state, in place.
@@ -118,7 +109,7 @@ class CheckpointManager:
 
     def reached_preemption(self, step: int) -> bool:
         """Return whether the process was asked to end."""
-        return self._ended
+        return self._saves_at_end and preemption.asked(step)
 
     def _free(self, step: int) -> Path:
         """Return where a checkpoint goes; one of the same step is replaced."""
