@@ -1,10 +1,14 @@
 """Sums and convolutions that CPUs get as products and loops have the values of torch's CPU kernels."""
 
+import jax
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 import lazytpu
+from lazytpu.lowering.registry import lowering_for
+from lazytpu.lowering.support import sums
 
 DEVICE = lazytpu.device()
 
@@ -170,3 +174,28 @@ def test_normalized_rows_and_their_gradients(shape, norm):
     parts = [torch.randn(size) for _ in range(2 if norm is F.layer_norm else 1)]
     _close(*_both(step, torch.randn(shape) + 3, *parts), tolerance=1e-5)
     _close(*_both(lambda x: [norm(x, size)], torch.randn(shape)))
+
+
+@pytest.mark.parametrize(
+    ("size", "axes"),
+    [
+        ((3, 40, 50), (0, 1)),
+        ((3, 40, 50), (2,)),
+        ((3, 40, 50), (1,)),
+        ((3, 40, 50), (0, 1, 2)),
+        ((3, 40, 50), ()),
+        ((2, 3, 40, 50), (0, 1, 2)),
+        ((2, 3, 40, 50), (-1,)),
+        ((200, 50), (0,)),
+        ((200, 50), (1,)),
+        ((4096,), (0,)),
+        ((5000, 2), (0,)),  # too long for a product
+    ],
+)
+def test_sums_for_a_mesh_of_cpus(size, axes):
+    x = np.random.default_rng(0).normal(1, 1, size).astype(np.float32)
+    with lowering_for("cpu", on_mesh=True):
+        found = jax.jit(lambda x: sums.total(x, axes))(x)
+        rows = jax.jit(sums.total_of_rows)(x)
+    np.testing.assert_allclose(found, x.astype(np.float64).sum(axes), 1e-5)
+    np.testing.assert_allclose(rows, x.astype(np.float64).reshape(-1, size[-1]).sum(0) if len(size) > 1 else x, 1e-5)

@@ -92,3 +92,14 @@ def test_dropout_drops_the_same_elements_whatever_the_mesh() -> None:
         found.append(F.dropout(x, 0.5).cpu())
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     assert 0 < found[0].count_nonzero() < found[0].numel()
+
+
+@eight_devices
+def test_sums_of_rows_and_columns_gather_nothing() -> None:
+    mesh = spmd.Mesh((2, 4), BOTH)
+    weight, bias = (torch.randn(64).to(lazytpu.device()).requires_grad_() for _ in range(2))
+    for spec in ((BOTH,), (None, BOTH), (None, None, BOTH), ("data", "model")):
+        x, grad = (spmd.mark_sharding(torch.randn(8, 16, 64).to(lazytpu.device()), mesh, spec) for _ in range(2))
+        y = F.layer_norm(x, (64,), weight, bias)
+        text = lazytpu.hlo_text(y, *torch.autograd.grad(y, (weight, bias), grad), optimized=True)
+        assert "all-gather" not in text and "dot(" in text, spec

@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from lazytpu.lowering.registry import on_one_cpu
+from lazytpu.lowering.registry import on_mesh, on_one_cpu, target_platform
 
 _LEAST = 4096  # elements from which on a product is worth its call
 _LARGE = 1 << 16  # elements from which on a loop is worth its start
@@ -21,7 +21,7 @@ def total(x, axes, keepdims=False):
     reader.
     """
     axes = tuple(sorted(a % x.ndim for a in axes))
-    result = _product_with_ones(x, axes)
+    result = _product_on_mesh(x, axes) if on_mesh() else _product_with_ones(x, axes)
     result = lax.reduce_sum(x, axes) if result is None else result
     return lax.expand_dims(result, axes) if keepdims else result
 
@@ -41,6 +41,25 @@ def weighted(x, weight, axes):
         return total(x if weight is None else x * weight, axes, keepdims=True)
     sums = lax.dot(x.reshape(-1, terms), weight.reshape(terms), precision="highest")
     return sums.reshape(*x.shape[: axes[0]], *[1] * len(axes))
+
+
+def _product_on_mesh(x, axes):
+    """Return the sum over the first axes, or over the last one, on a mesh of CPUs; None where it is another one.
+
+    As products of which nothing is reshaped: XLA can divide them however ``x`` lies, and computes ``x`` once.
+    """
+    if not axes or target_platform() != "cpu" or x.dtype not in (jnp.float32, jnp.float64):
+        return None
+    last = axes[-1]
+    alike = axes == (x.ndim - 1,) or axes == tuple(range(last + 1)) and last + 1 < x.ndim
+    if not (alike and x.size >= _LEAST and _SHORTEST <= x.shape[last] <= _LONGEST):
+        return None
+    each = axes[:-1] or tuple(range(last - 1))  # dimensions of which the elements are multiplied one by one
+    ones = jnp.ones([x.shape[d] for d in (*each, last)], x.dtype)
+    return lax.reduce_sum(
+        lax.dot_general(x, ones, (((last,), (len(each),)), (each, tuple(range(len(each))))), precision="highest"),
+        axes[:-1],
+    )
 
 
 def _may_be_product(x):
@@ -79,7 +98,9 @@ def total_of_rows(x):
     """
     rows, parts = x.size // max(x.shape[-1], 1), next((n for n in (2, 3, 5, 7) if x.ndim > 1 and len(x) % n == 0), 0)
     if not (on_one_cpu() and x.dtype in (jnp.float32, jnp.float64) and x.size >= _LARGE and parts and rows <= _LONGEST):
-        return lax.reduce_sum(x, tuple(range(x.ndim - 1)))
+        axes = tuple(range(x.ndim - 1))
+        product = _product_on_mesh(x, axes) if on_mesh() else None
+        return lax.reduce_sum(x, axes) if product is None else product
     ones, count = jnp.ones(rows // parts, x.dtype), len(x) // parts
 
     def body(i, sums):
