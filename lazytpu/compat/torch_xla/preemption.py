@@ -6,14 +6,13 @@ import signal
 import threading
 import warnings
 from types import FrameType
-from typing import Any
 
 from lazytpu.runtime import world
 
 _asked: list[int] = []
 """Not empty once the signal has come."""
 
-_before: list[Any] = []
+_before: list[signal._HANDLER] = []
 """The handler that `watch` has replaced."""
 
 
