@@ -13,17 +13,18 @@ from math import prod
 from lazytpu.debug.hlo import Computation, Instruction, Module
 from lazytpu.debug.hlo_types import ArrayType, arrays_of, bits_of
 
-_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _GROUPS = re.compile(r"\b(feature|batch)_group_count=(\d+)")
-_PRECISION = re.compile(r"operand_precision=\{(\w+)")
+_PRECISION = re.compile(r'operand_precision(?:=\{|":\[")(\w+)')
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id replica-id "
     "copy-done slice-done async-done async-update all-gather-done all-reduce-done collective-permute-done "
     "optimization-barrier add-dependency domain iota".split()
 )
 _KERNEL = 'custom_call_target="tpu_custom_call"'  # of Pallas
+_LIBRARY = re.compile(r'custom_call_target="__cu(?:blas|dnn\$conv)(\w*)')  # what XLA leaves to NVIDIA's libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,27 @@ def products(module: Module) -> Iterator[Product]:
         runs = module.runs[computation.name]
         types: Mapping[str, list[ArrayType]] = {}
         for instruction in computation.instructions:
-            if instruction.opcode not in ("dot", "convolution"):
+            library = _library(instruction)
+            if instruction.opcode not in ("dot", "convolution") and library is None:
                 continue
             types = types or {i.name: arrays_of(i.type) for i in computation.instructions}
             result = arrays_of(instruction.type)[0]
             left, right = [_operand(instruction, n, types) for n in range(2)]
-            count = _dot if instruction.opcode == "dot" else _convolution
+            count = _convolution if _LABELS.search(instruction.attributes) else _dot
             precision = _PRECISION.search(instruction.attributes)
             dtype = max((left.dtype, right.dtype), key=bits_of)
+            if library == "BackwardFilter":  # cuDNN's gradients have the labels of the convolution that they are of
+                right, result = result, right
+            elif library == "BackwardInput":
+                left, result = result, left
             flops = count(instruction.attributes, left.shape, right.shape, result.shape)
-            yield Product(flops, dtype, precision[1] if precision else "default", runs, instruction.line)
+            yield Product(flops, dtype, precision[1].lower() if precision else "default", runs, instruction.line)
+
+
+def _library(instruction: Instruction) -> str | None:
+    """Return which convolution of cuDNN or product of cuBLAS an instruction calls; None where it calls none."""
+    found = _LIBRARY.search(instruction.attributes) if instruction.opcode == "custom-call" else None
+    return found[1] if found else None
 
 
 def _operand(instruction: Instruction, position: int, types: Mapping[str, list[ArrayType]]) -> ArrayType:
@@ -70,13 +82,12 @@ def _operand(instruction: Instruction, position: int, types: Mapping[str, list[A
 
 def _dot(attributes: str, left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...]) -> int:
     found = _CONTRACTED.search(attributes)
-    return 2 * prod(result) * prod(left[int(d)] for d in found[1].split(",") if d) if found else 2 * prod(result)
+    return 2 * prod(result) * prod(left[int(d)] for d in re.findall(r"\d+", found[1])) if found else 2 * prod(result)
 
 
 def _convolution(attributes: str, left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...]) -> int:
     labels = _LABELS.search(attributes)
-    if labels is None:
-        return 0
+    assert labels is not None
     window = _WINDOW.search(attributes)
     given = dict(word.split("=") for word in window[1].split()) if window else {}
     groups = {kind: int(n) for kind, n in _GROUPS.findall(attributes)}
@@ -127,7 +138,8 @@ def memory_bytes(module: Module) -> int:
     """Return the bytes that a run reads from and writes to the memory of the device.
 
     A fusion reads its operands and writes its results, of an operand that it only takes slices of the slices, and so
-    does a Pallas kernel, once.  What stays in a memory inside the chip is left out, and so are other custom calls.
+    does a kernel of Pallas or a library, once.  What stays in a memory inside the chip is left out, and so are other
+    custom calls.
     """
     total = 0
     inner = {name for _, i in module.instructions() if i.opcode == "fusion" or _is_small(i) for name in i.called}
@@ -147,7 +159,9 @@ def _is_small(instruction: Instruction) -> bool:
 
 def _moved(instruction: Instruction, types: Mapping[str, list[ArrayType]], module: Module) -> int:
     results = arrays_of(instruction.type)
-    if instruction.opcode == "custom-call" and not _is_kernel(instruction):
+    if _library(instruction) is not None:
+        results = results[:1]  # without the room that the library works in
+    elif instruction.opcode == "custom-call" and not _is_kernel(instruction):
         return 0
     if instruction.opcode in ("copy-start", "slice-start", "async-start"):
         return sum(_outside(x) for x in results[:2])

@@ -141,6 +141,41 @@ def test_convolutions_count_what_meets_an_element() -> None:
     assert [p.flops for p in products(hlo.parse(batched))] == [2 * 4 * 128 * 128 * 64]  # a product for each of four
 
 
+@pytest.mark.parametrize(
+    ("target", "left", "right", "result"),
+    [
+        ("convForward", "2,8,8,3", "4,3,3,3", "2,8,8,4"),
+        ("convBackwardFilter", "2,8,8,3", "2,8,8,4", "4,3,3,3"),
+        ("convBackwardInput", "2,8,8,4", "4,3,3,3", "2,8,8,3"),
+    ],
+)
+def test_convolutions_of_a_library_count_as_the_one_they_are_of(
+    target: str, left: str, right: str, result: str
+) -> None:
+    text = f"""ENTRY %main (x: f32[{left}], w: f32[{right}]) -> (f32[{result}], u8[64]) {{
+  %x = f32[{left}] parameter(0)
+  %w = f32[{right}] parameter(1)
+  ROOT %c = (f32[{result}], u8[64]) custom-call(%x, %w), window={{size=3x3 pad=1_1x1_1}}, \
+dim_labels=b01f_o01i->b01f, operand_precision={{highest,highest}}, custom_call_target="__cudnn${target}"
+}}
+"""
+    (found,) = products(hlo.parse(text))
+    assert (found.flops, found.precision) == (2 * 2 * 4 * 3 * (8 * 3 - 2) ** 2, "highest")
+    assert memory_bytes(hlo.parse(text)) == 4 * (2 * 8 * 8 * (3 + 4) + 4 * 3 * 3 * 3)
+
+
+def test_products_of_a_library_count() -> None:
+    text = """ENTRY %main (x: c64[8,16,4]) -> (c64[8,16,16], s8[4096]) {
+  %x = c64[8,16,4] parameter(0)
+  ROOT %c = (c64[8,16,16], s8[4096]) custom-call(%x, %x), custom_call_target="__cublas$lt$matmul", backend_config=\
+{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["2"],\
+"lhs_batch_dimensions":["0"]},"precision_config":{"operand_precision":["HIGHEST","HIGHEST"]}}}
+}
+"""
+    (found,) = products(hlo.parse(text))
+    assert (found.flops, found.dtype, found.precision) == (2 * 8 * 16 * 16 * 4, "c64", "highest")
+
+
 def test_least_time() -> None:
     one = Collective("all-gather", 8_000_000, "model", 4, runs=10)
     product = Product(197_000_000, "bf16", "default", 1000, 1)
