@@ -89,8 +89,7 @@ def lower(graph: Graph) -> Any:
     ):
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # freed early is good enough
         options = options_for(graph)
-        placed = None if graph.mesh is None else result_shardings(graph)
-        jitted = jax.jit(traced, donate_argnums=0, compiler_options=options, out_shardings=placed)
+        jitted = jax.jit(traced, donate_argnums=0, compiler_options=options, out_shardings=_placed(graph))
         return jitted.trace(donated, retained, *scalars).lower()
 
 
@@ -130,6 +129,13 @@ def pad_results(graph: Graph, results: Sequence[jax.Array]) -> tuple[jax.Array, 
     """Return the results, those that are to have a sharding padded to its parts."""
     wanted = [*graph.shardings, *[None] * (len(results) - len(graph.shardings))]
     return tuple([x if s is None else shardings.padded(x, s) for x, s in zip(results, wanted, strict=True)])
+
+
+def _placed(graph: Graph) -> object:
+    """Return where results are to lie: what says to jax which devices it is that a graph without inputs is for."""
+    if graph.mesh is not None:
+        return result_shardings(graph)
+    return None if target.described() is None else described.one_device()
 
 
 def result_shardings(graph: Graph) -> tuple[jax.sharding.NamedSharding | None, ...]:

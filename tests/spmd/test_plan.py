@@ -144,6 +144,22 @@ def test_a_plan_of_gpus() -> None:
     assert found.programs[0].links(found.chip) == {"data": 8}
 
 
+@needs_gpu_compiler
+def test_a_program_without_inputs_is_compiled_for_the_topology_and_its_convolutions_are_counted() -> None:
+    held: list[torch.Tensor] = []
+
+    def program() -> None:
+        x = torch.ones(8, 64, 32, 32, device=lazytpu.device())
+        held.append(F.conv2d(x, torch.ones(64, 64, 3, 3, device=lazytpu.device()), padding=1))
+
+    found = spmd.plan(program, "h100:1")
+    held.clear()
+    assert "__cudnn$conv" in found.programs[0].compiled.text
+    assert found.flops == 2 * 8 * 64 * 64 * (3 * 32 - 2) ** 2
+    moved = 4 * (2 * 8 * 64 * 32 * 32 + 64 * 64 * 3 * 3)
+    assert found.programs[0].moved_bytes >= moved
+
+
 def test_a_group_of_gpus_sends_over_nvlink_on_a_host_and_over_its_network_cards_between_hosts() -> None:
     chip = chip_of("NVIDIA H100 80GB HBM3")
     assert chip is not None
