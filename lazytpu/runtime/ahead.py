@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from typing import Any
 
 from lazytpu.errors import CompileError
 from lazytpu.ir.graph import Graph
@@ -14,6 +16,7 @@ from lazytpu.runtime import compiler
 
 _TOO_LARGE = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.IGNORECASE)
 _TEMPORARIES = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
+_UNTILED = "Couldn't find output tile sizes"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -66,7 +69,7 @@ def compile_ahead(graph: Graph, topology: Topology) -> Compiled:
         lowered = compiler.lower(graph)
         start = time.perf_counter()
         try:
-            compiled = compiler.compiling(graph, lowered.compile)
+            compiled = compiler.compiling(graph, partial(_compiled, lowered))
         except CompileError as error:
             memory = too_large(str(error), argument_bytes(graph))
             if memory is None:
@@ -74,6 +77,16 @@ def compile_ahead(graph: Graph, topology: Topology) -> Compiled:
             return Compiled(graph, "", memory, False, time.perf_counter() - start)
         seconds = time.perf_counter() - start
         return Compiled(graph, str(compiled.as_text()), _memory_of(compiled.memory_analysis()), True, seconds)
+
+
+def _compiled(lowered: Any) -> Any:
+    """Compile; products by cuBLAS where XLA, which has no GPU to try kernels out on, chose one that it cannot make."""
+    try:
+        return lowered.compile()
+    except Exception as error:  # jaxlib's own class, whose place has changed
+        if _UNTILED not in str(error):
+            raise
+        return lowered.compile({"xla_gpu_enable_triton_gemm": False})
 
 
 def argument_bytes(graph: Graph) -> int:

@@ -40,23 +40,32 @@ def devices_of(name: str) -> Sequence[jax.Device]:
         ModuleNotFoundError: XLA's compiler for GPUs is not installed.
         ValueError: jax cannot describe them.
     """
-    if not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)):
+    plugins = [n for n in (12, 13) if importlib.util.find_spec(f"jax_cuda{n}_plugin")]
+    if not plugins:
         raise ModuleNotFoundError(
             "to compile for a GPU needs jax's plugin for CUDA: pip install jax-cuda12-plugin jax-cuda12-pjrt (180 MB)"
         )
     found = _NAME.fullmatch(name)
     assert found is not None
-    topologies = importlib.import_module("jax.experimental.topologies")
     shape = f"1x{found[1] or 1}x{found[2]}"
     unchecked = os.environ.get(_UNCHECKED)
     os.environ[_UNCHECKED] = "1"
     try:
-        devices: Sequence[jax.Device] = topologies.get_topology_desc(
-            "", "cuda", target_config=_H100, topology=shape
-        ).devices
+        try:
+            return _described(shape)
+        except NotImplementedError:  # jax has started without its plugin, for want of a driver
+            importlib.import_module(f"jax_plugins.xla_cuda{plugins[0]}").initialize()
+            return _described(shape)
     except Exception as error:
-        raise ValueError(f"jax cannot describe {name!r}; set {_UNCHECKED}=1 before it starts: {error}") from error
+        raise ValueError(f"jax cannot describe {name!r}: {error}") from error
     finally:
         if unchecked is None:
             os.environ.pop(_UNCHECKED)
+
+
+def _described(shape: str) -> Sequence[jax.Device]:
+    topologies = importlib.import_module("jax.experimental.topologies")
+    devices: Sequence[jax.Device] = topologies.get_topology_desc(
+        "", "cuda", target_config=_H100, topology=shape
+    ).devices
     return devices
