@@ -83,7 +83,7 @@ def _product(a, b, dims, dtype):
 
 @lowers(torch.ops.lazytpu.integer_conv.default)
 def integer_conv(out, x, weight, stride, padding, dilation, groups):
-    if (target_platform() == "cpu" or out.dtype == jnp.int64) and out.size:  # others have none of 64 bits
+    if (target_platform() != "tpu" or out.dtype == jnp.int64) and out.size:  # TPUs have none of 64 bits, GPUs no sums
         return _by_patches(out, x, weight, stride, padding, dilation, groups)
     letters = "".join("DHW"[-len(stride) :])
     return lax.conv_general_dilated(

@@ -4,11 +4,14 @@ XLA calls LAPACK or cuSOLVER for them, with the conventions torch has: pivots co
 place of the first pivot that failed.
 """
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import torch
-from jax import lax
+from jax import export, lax
 
-from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.registry import lowers, target_platform
 from lazytpu.versions import passing_op
 
 aten = torch.ops.aten
@@ -65,11 +68,24 @@ def ormqr(out, a, tau, c, left=True, transpose=False):
     return lax.linalg.ormqr(a, tau, c, left=left, transpose=transpose)
 
 
+def svd(a, **how):
+    """Return the singular values of each matrix, and its singular vectors.
+
+    XLA for TPUs ends the process at what jax makes of it with integers of 64 bits.
+    """
+    decompose = partial(lax.linalg.svd, **how)
+    if target_platform() != "tpu" or a.dtype in (jnp.float64, jnp.complex128):
+        return decompose(a)
+    with jax.enable_x64(False):
+        exported = export.export(jax.jit(decompose), platforms=("tpu",))(jax.ShapeDtypeStruct(a.shape, a.dtype))
+    return exported.call(a)
+
+
 @lowers(aten._linalg_svd.default)
 def linalg_svd(out, a, full_matrices=False, compute_uv=True, *, driver=None):
     if not compute_uv:
-        return _empty(out[0]), lax.linalg.svd(a, compute_uv=False), _empty(out[2])
-    return lax.linalg.svd(a, full_matrices=full_matrices)
+        return _empty(out[0]), svd(a, compute_uv=False), _empty(out[2])
+    return svd(a, full_matrices=full_matrices)
 
 
 @lowers(aten._linalg_eigh.default)
@@ -82,7 +98,7 @@ if hasattr(aten, "linalg_polar"):  # since torch 2.15
 
     @lowers(aten.linalg_polar.default)
     def linalg_polar(out, a):
-        u, values, vh = lax.linalg.svd(a, full_matrices=False)
+        u, values, vh = svd(a, full_matrices=False)
         stretched = adjoint(vh) * values[..., None, :].astype(a.dtype)
         return jnp.matmul(u, vh, precision="highest"), jnp.matmul(stretched, vh, precision="highest")
 

@@ -5,7 +5,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
-from lazytpu.lowering.rules.linalg_factor import adjoint, diagonal, linalg_lu_factor_ex, permutation
+from lazytpu.lowering.rules.linalg_factor import adjoint, diagonal, linalg_lu_factor_ex, permutation, svd
 from lazytpu.lowering.rules.pointwise import sign
 
 aten = torch.ops.aten
@@ -121,7 +121,7 @@ def linalg_lstsq(out, a, b, rcond=None, *, driver=None):
     vector = _is_vector(a, b)
     m, n = a.shape[-2:]
     a, b = _broadcast(a, b[..., None] if vector else b)
-    u, values, vh = lax.linalg.svd(a, full_matrices=False)
+    u, values, vh = svd(a, full_matrices=False)
     if rcond is None or driver == "gels":
         rcond = jnp.finfo(a.dtype).eps * max(m, n)
     # gels knows no rank: its matrices have full rank.
@@ -148,7 +148,7 @@ def linalg_pinv(out, a, *, atol=None, rtol=None, hermitian=False):
         u, values = lax.linalg.eigh(a, symmetrize_input=False)
         vh, size = adjoint(u), jnp.abs(values)
     else:
-        u, values, vh = lax.linalg.svd(a, full_matrices=False)
+        u, values, vh = svd(a, full_matrices=False)
         size = values
     if rtol is None:
         rtol = jnp.asarray(jnp.finfo(a.dtype).eps * max(a.shape[-2:]), values.dtype)

@@ -15,6 +15,7 @@ import torch
 from jax import lax
 
 from lazytpu import dtypes
+from lazytpu.lowering.registry import target_platform
 
 Operand: TypeAlias = jax.Array | bool | int | float | complex
 """An operand of a pointwise op: an array, or a number that the graph has as a constant."""
@@ -62,6 +63,9 @@ def cast(x: Operand, dtype: Dtype) -> jax.Array:
         x = lax.real(x)
     if dtype == _BOOL:
         return lax.ne(x, lax.full_like(x, 0))
+    if is_complex(dtype) and target_platform() == "tpu":  # XLA for TPUs ends the process at what it cannot convert
+        parts = (lax.real(x), lax.imag(x)) if is_complex(x.dtype) else (x, lax.full_like(x, 0))
+        return lax.complex(*(cast(part, jnp.finfo(dtype).dtype) for part in parts))
     if x.dtype == _BOOL and not is_integral(dtype):
         x = lax.convert_element_type(x, np.uint8)  # XLA makes a select of convert(bool) * y, which hides 0 * NaN
     if is_floating(x.dtype) and is_integral(dtype) and dtype.itemsize <= 2:
@@ -146,6 +150,8 @@ def as_computed(x: jax.Array) -> jax.Array:
     """
     if not is_floating(x.dtype):
         return x
+    if x.dtype == _F64 and target_platform() == "tpu":  # has no such instruction of 64 bits
+        return lax.optimization_barrier(x)
     info = jnp.finfo(x.dtype)
     return lax.reduce_precision(x, info.nexp, info.nmant + 1)
 
