@@ -1,8 +1,9 @@
 """Lower torch's operator database for TPUs, and compile models for them, without one: ``python -m tests.sweep_tpu``.
 
     python -m tests.sweep_tpu models --out tpu.jsonl          # needs libtpu: pip install 'lazytpu[tpu]'
-    python -m tests.sweep_tpu ops --out tpu.jsonl --compile   # minutes; --shard 0/4 for a part
-    python -m tests.sweep_tpu page tpu.jsonl                  # write docs/reference/tpu.md and its data
+    python -m tests.sweep_tpu ops --out ops.jsonl --compile   # minutes; --shard 0/4 for a part
+    python -m tests.sweep_tpu ops --out gpu.jsonl --compile --topology h100:1  # needs jax's plugin for CUDA
+    python -m tests.sweep_tpu page tpu.jsonl ops.jsonl gpu.jsonl  # write docs/reference/tpu.md and its data
 
 Programs are recorded without contents, as a plan does it (`lazytpu.spmd.plan`).  What the file of results has already
 is not done again; what ended the process twice is noted as such.
@@ -41,7 +42,7 @@ from lazytpu.spmd.plan import recorded
 
 DOCS = Path(__file__).parents[1] / "docs"
 DATA, PAGE = DOCS / "_data/tpu.json", DOCS / "reference/tpu.md"
-TOPOLOGY = "v5e:2x4"
+TOPOLOGY = "v5e:2x4"  # of the models
 MODELS = ("mlp", "deepmlp", "cnn", "resnet18", "gpt")
 SPREAD = [(name, how) for name in ("gpt", "resnet18") for how in ("DP", "FSDP", "TP")]
 _CUSTOM = re.compile(r"stablehlo\.custom_call @([\w.]+)")
@@ -123,13 +124,13 @@ def of_ops(done: set[str], options: argparse.Namespace) -> Iterator[Result]:
 
     shard, shards = map(int, options.shard.split("/"))
     chosen = set(filter(None, options.ops.split(",")))
-    target = described.topology(TOPOLOGY)
+    target = described.topology(options.topology)
     found = [op for op in ENTRIES if torch.float32 in op.dtypes and (not chosen or op.name in chosen)]
     for op in found[shard::shards]:
         name = full_name(op)
         if name not in done:
             yield {"started": name}
-            yield {"op": name, **of_op(op, target, options)}
+            yield {"op": name, "topology": target.name, **of_op(op, target, options)}
 
 
 def of_op(op: Any, target: Topology, options: argparse.Namespace) -> Result:
@@ -305,6 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--samples", type=int, default=4)
         command.add_argument("--shard", default="0/1")
         command.add_argument("--ops", default="")
+        command.add_argument("--topology", default=TOPOLOGY, help="of the operators: v5e:2x4 or h100:1")
         command.add_argument("--haste", action="store_true", help="let XLA compile in a quarter of the time")
         command.add_argument("--compile", action="store_true")
     commands.add_parser("page").add_argument("files", type=Path, nargs="+")
@@ -321,7 +323,7 @@ def main(arguments: list[str] | None = None) -> int:
     with options.out.open("a") as out:
         if last and sum(line.get("started") == last for line in lines) > 1:
             kind = "op" if options.command == "ops" else "model"
-            died = {"samples": 0, "failed": 1, "why": ENDED, "calls": [], "compiled": ""}
+            died = {"topology": options.topology, "samples": 0, "failed": 1, "why": ENDED, "calls": [], "compiled": ""}
             out.write(json.dumps({kind: last, **died}) + "\n")
             done.add(last)
         for result in (of_models if options.command == "models" else of_ops)(done, options):

@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+
+import jax
 
 from lazytpu.errors import CompileError
 from lazytpu.ir.graph import Graph
@@ -79,7 +80,7 @@ def compile_ahead(graph: Graph, topology: Topology) -> Compiled:
         return Compiled(graph, str(compiled.as_text()), _memory_of(compiled.memory_analysis()), True, seconds)
 
 
-def _compiled(lowered: Any) -> Any:
+def _compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compile; products by cuBLAS where XLA, which has no GPU to try kernels out on, chose one that it cannot make."""
     try:
         return lowered.compile()

@@ -151,7 +151,8 @@ def as_computed(x: jax.Array) -> jax.Array:
     if not is_floating(x.dtype):
         return x
     if x.dtype == _F64 and target_platform() == "tpu":  # has no such instruction of 64 bits
-        return lax.optimization_barrier(x)
+        barred: jax.Array = lax.optimization_barrier(x)
+        return barred
     info = jnp.finfo(x.dtype)
     return lax.reduce_precision(x, info.nexp, info.nmant + 1)
 
