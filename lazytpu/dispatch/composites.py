@@ -249,6 +249,9 @@ def rrelu_with_noise(x: Tensor, noise: Tensor, *args: object, **kwargs: object) 
 
 def tensor_split(x: Tensor, sections: Tensor, dim: int = 0) -> object:
     """``torch.tensor_split`` with its sections in a tensor, which torch wants on the CPU: it reads them."""
+    if sections.dtype != torch.int64:
+        kind = str(torch.empty(0, dtype=sections.dtype).type()).removeprefix("torch.").removesuffix("Tensor")
+        raise RuntimeError(f"tensor_split expected tensor_indices_or_sections to have dtype of long, but got {kind}")
     return aten.tensor_split.tensor_indices_or_sections.decompose(x, sections.cpu(), dim)
 
 

@@ -23,7 +23,7 @@ def with_out(overload: OpOverload, variant: OpOverload) -> Kernel:
     returned = len(overload._schema.returns)
     pointwise = torch.Tag.pointwise in overload.tags
     in_order = overload._schema.name in _IN_ORDER
-    keeps_strides = pointwise or overload._schema.name == "aten::cat"
+    laid_in_order = overload.name().startswith(_LAID_IN_ORDER)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if on_other_device(args, kwargs):
@@ -45,7 +45,7 @@ def with_out(overload: OpOverload, variant: OpOverload) -> Kernel:
                 if out.shape != result.shape and in_order and out.numel() == result.numel():
                     result = result.view(out.shape)
                 elif out.shape != result.shape:
-                    _resize(out, result.shape, result.stride() if keeps_strides else None)
+                    _resize(out, result.shape, None if laid_in_order else result.stride())
                 write_cast(cell_of(out), cell_of(result))
         return None if returned == 0 else outs[0] if returned == 1 else tuple(outs)
 
@@ -62,6 +62,7 @@ def _factory_arguments(variant: OpOverload, outs: Sequence[Any], kwargs: dict[st
 
 
 _IN_ORDER = {"aten::arange", "aten::linspace", "aten::logspace", "aten::range"}  # fill any shape of as many elements
+_LAID_IN_ORDER = ("aten::_fft_", "aten::cholesky.", "aten::cholesky_solve.")  # whatever the strides of their results
 _DTYPE_OF_OUT = {"aten::sum", "aten::prod", "aten::mean", "aten::nansum", "aten::cumsum", "aten::cumprod"}
 
 

@@ -287,4 +287,5 @@ def register() -> None:
     _cover("__deepcopy__", lambda tensor, memo: deepcopy_tensor(tensor, memo, _alias(tensor)))
     sparse = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
     _cover("__reduce_ex__", lambda tensor, protocol: reduce_tensor(tensor, _alias(tensor)), sparse)
+    _cover("data_ptr", LazyTensor.data_ptr)
     _cover("__repr__", lambda tensor, **_: represent(tensor), sparse, of_users=False)

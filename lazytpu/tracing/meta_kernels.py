@@ -70,6 +70,13 @@ def _normal(mean: torch.Tensor, std: torch.Tensor, *, generator: torch.Generator
     return mean.new_empty(torch.broadcast_shapes(mean.shape, std.shape))
 
 
+def _nansum(
+    x: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Return the sum over the dimensions, all if there are none of them: torch's own takes these for no dimension."""
+    return torch.sum(x, dim, keepdim, dtype=dtype)
+
+
 def _attention_backward(
     grad: torch.Tensor,
     query: torch.Tensor,
@@ -112,6 +119,7 @@ def register() -> None:
     _library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta", allow_override=True)
     _library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta", allow_override=True)
     _library.impl("normal.Tensor_Tensor", _normal, "Meta", allow_override=True)
+    _library.impl("nansum", _nansum, "Meta", allow_override=True)
     _library.impl("roll", _roll, "Meta", allow_override=True)
     _library.impl("multinomial", _multinomial, "Meta", allow_override=True)
     _library.impl("multilabel_margin_loss_forward", _multilabel_margin_loss, "Meta", allow_override=True)

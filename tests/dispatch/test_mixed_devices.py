@@ -59,3 +59,11 @@ def test_lengths_of_sequences_are_asked_for_on_the_cpu(device):
     lengths = torch.tensor([2, 1]).to(device)
     with pytest.raises(RuntimeError, match="should be a 1D CPU int64 tensor, but got 1D tpu:0 Long tensor"):
         torch.nn.utils.rnn.pack_padded_sequence(torch.ones(2, 2, 1).to(device), lengths)
+
+
+def test_sections_on_either_device(device):
+    x = torch.arange(6.0).to(device)
+    for on in ("cpu", device):
+        assert [len(part) for part in torch.tensor_split(x, torch.tensor([1, 2], device=on))] == [1, 1, 4]
+        with pytest.raises(RuntimeError, match="to have dtype of long, but got Float"):
+            torch.tensor_split(x, torch.tensor(2.0, device=on))

@@ -50,6 +50,16 @@ OUTS: dict[str, Case] = {
         [numbers(2, 3, 2, 2, device=on).to(memory_format=torch.channels_last)] * 2, out=torch.empty(0, device=on)
     ),
     "complex_result": lambda on: torch.add(numbers(3, device=on), 1j, out=torch.empty(3, device=on)),
+    "nonzero": lambda on: torch.nonzero(
+        numbers(2, 3, device=on) > 1, out=torch.empty(0, 2, dtype=torch.int64, device=on)
+    ),
+    "a factor of a matrix": lambda on: torch.linalg.cholesky(
+        numbers(2, 2, device=on) + 4 * torch.eye(2, device=on), out=torch.empty(0, device=on)
+    ),
+    "an inverse": lambda on: torch.linalg.inv(torch.eye(3, device=on), out=torch.empty(0, device=on)),
+    "a spectrum of columns": lambda on: torch.fft.fft(
+        numbers(2, 3, device=on), dim=0, out=torch.empty(0, dtype=torch.complex64, device=on)
+    ),
     "wrong_shapes": lambda on: torch.add(numbers(3, device=on), numbers(2, device=on), out=torch.empty(3, device=on)),
     "pow": lambda on: torch.pow(numbers(3, device=on), 2, out=torch.empty(3, device=on)),
     "kron": lambda on: torch.kron(

@@ -118,6 +118,7 @@ TIES: dict[str, Case] = {
     "ties of rounding to decimals": lambda d: torch.tensor([0.25, 0.35, 2.675, -1.005]).to(d).round(decimals=1),
     "gradient of a tied max": lambda d: gradient(lambda x: x.max(), torch.tensor([1.0, 2, 2]).to(d)),
     "gradient of a tied amax": lambda d: gradient(lambda x: x.amax(), torch.tensor([1.0, 2, 2]).to(d)),
+    "nansum over no named dimension": lambda d: torch.nansum(edges(d).view(2, 8), dim=[], keepdim=True),
     "gradient of a tied maximum": lambda d: gradient(lambda x: torch.maximum(x, x.flip(0)).sum(), edges(d)[:8]),
     "gradient of abs and relu at zero": lambda d: gradient(lambda x: (x.abs() + x.relu()).sum(), edges(d)[:8]),
     "gradient of clamp at its ends": lambda d: gradient(lambda x: x.clamp(-1, 1).sum(), edges(d)[:10]),

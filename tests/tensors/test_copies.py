@@ -19,6 +19,7 @@ def test_storage(device):
     assert storage.nbytes() == len(storage) == storage.size() == 24 and storage.device == device
     assert x[1:].untyped_storage().data_ptr() == storage.data_ptr() == x.data_ptr() != 0
     assert x[1].data_ptr() == x.data_ptr() + 12 and x.detach().data_ptr() == x.data_ptr()
+    assert x.view(torch.int32).data_ptr() == x[...].data_ptr() == torch.detach(x).data_ptr() == x.data_ptr()
     assert x.clone().data_ptr() != x.data_ptr() and torch.empty(0, device=device).data_ptr() == 0
     addresses = sorted((t.data_ptr(), t.nbytes) for t in [torch.ones(100, device=device) for _ in range(20)])
     assert all(a + n <= b for (a, n), (b, _) in zip(addresses, addresses[1:], strict=False))
