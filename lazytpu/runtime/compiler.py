@@ -211,11 +211,13 @@ def executable_of(
     graph: Graph, compiled: Any, lower_s: float = 0.0, compile_s: float = 0.0, **others: Any
 ) -> Executable:
     """Wrap what XLA compiled, what was loaded from disk, or what runs a graph without either."""
-    needs = memory.needed(compiled)
+    needs, alone = memory.needed(compiled)
     if graph.patterns:
         compiled = processes.OverProcesses(graph, compiled)
     smallest, donated = smallest_result(graph), donated_bytes(graph)
-    return Executable(graph, compiled, lower_s, compile_s, smallest, donated, settings(), needs=needs, **others)
+    return Executable(
+        graph, compiled, lower_s, compile_s, smallest, donated, settings(), needs=needs, alone=alone, **others
+    )
 
 
 @contextmanager

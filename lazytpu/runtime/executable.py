@@ -28,6 +28,7 @@ class Executable:
         difference: setting or version that changed since the graph was kept on disk, where that is why it was compiled.
         interpreted: its ops run one by one, and there is no program.
         needs: bytes that it takes beside its inputs, where they are many; asked for before each run (`host.memory`).
+        alone: its temporaries are so large that it waits until the program before it has given back its own.
         call: starts it, like ``compiled``.
         flat: starts it with all arrays one by one, which is less to unpack; None before `launch.flat_call` made it.
     """
@@ -44,6 +45,7 @@ class Executable:
     difference: str = ""
     interpreted: bool = False
     needs: int = 0
+    alone: bool = False
     call: Callable[..., Sequence[Buffer]] = field(init=False)
     flat: Any = None
 

@@ -33,6 +33,7 @@ _OLD_LIMIT = 32 << 20  # before glibc 2.35 no larger threshold was taken
 _GROWN = 128 << 20
 BLOCK_BYTES = 30 << 20  # the temporaries that XLA may put into one block: two of them fit in a heap
 _LARGE = 256 << 20  # bytes; what is smaller is there
+_ALONE = 128 << 20  # bytes of temporaries from which no two programs should have theirs at once
 
 _COUNT_EVERY = 4
 _SHARE = 0.5
@@ -85,13 +86,18 @@ def reuses_pages() -> bool:
     return hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 
 
-def needed(compiled: object) -> int:
-    """Return the bytes that a program takes beside its inputs, if they are many and memory is the host's; else 0."""
+def needed(compiled: object) -> tuple[int, bool]:
+    """Return the bytes that a program takes beside its inputs, if they are many and memory is the host's; else 0.
+
+    And whether its temporaries are so large that it should wait for the program before it to give back its own.
+    """
     if client.platform() != "cpu" or not isinstance(compiled, jax.stages.Compiled):
-        return 0
+        return 0, False
     found = compiled.memory_analysis()
-    needs = found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes if found else 0
-    return int(needs) if needs >= _LARGE else 0
+    if not found:
+        return 0, False
+    needs = found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
+    return int(needs) if needs >= _LARGE else 0, found.temp_size_in_bytes >= _ALONE
 
 
 def is_there(size: int) -> bool:
