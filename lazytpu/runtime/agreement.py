@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,6 +43,7 @@ from lazytpu.runtime.ranks import Told
 _counts: Counter[tuple[int, ...]] = Counter()  # of the agreements of each set of ranks
 _in_pieces: dict[object, tuple[str, int]] = {}  # by digests of ranks: what differs, and how many collectives do not
 _ALL = 1 << 60
+_EXCHANGE = re.compile(r"^ *%\S+ = .* (?:all-[a-z-]+|reduce-scatter[a-z-]*|collective-[a-z-]+)(?=\()", re.M)  # of HLO
 
 
 def members_of(graph: Graph) -> tuple[int, ...]:
@@ -72,6 +74,7 @@ class Together:
         self.graph, self.inner, self._smallest = made.graph, made.compiled, made.smallest
         self.members, self._executable_for = members, executable_for
         key = self.graph.key, self.graph.donated, self.graph.uniform, self.graph.concatenated, *made.settings.values()
+        key += (*_EXCHANGE.findall(str(made.compiled.as_text())),)  # in the order that XLA has put them into
         self._digest = hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
         self._connected = False
 

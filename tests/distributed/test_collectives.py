@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 import lazytpu
+from lazytpu.runtime import agreement
 from tests.support.ranks import matched, on_ranks
 
 ReduceOp = dist.ReduceOp
@@ -226,6 +228,20 @@ def test_a_collective_runs_where_nobody_needs_its_result() -> None:
     y = torch.ones(1, device=lazytpu.device())
     dist.all_reduce(y)
     assert y.item() == 2.0
+
+
+@on_ranks(2)
+def test_what_xla_has_put_into_another_order_on_a_rank_runs_in_pieces() -> None:
+    pattern, pieces = agreement._EXCHANGE, lazytpu.metrics.counter("in_pieces")
+    agreement._EXCHANGE = re.compile("HloModule") if dist.get_rank() else pattern
+    try:
+        x, y = (torch.ones(5, device=lazytpu.device()) * (dist.get_rank() + i) for i in range(2))
+        dist.all_reduce(x)
+        dist.all_reduce(y, ReduceOp.MAX)
+        assert (x - 2 * y).tolist() == [-3.0] * 5
+    finally:
+        agreement._EXCHANGE = pattern
+    assert lazytpu.metrics.counter("in_pieces") == pieces + 1
 
 
 @on_ranks(2)
