@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import importlib.util
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from glob import glob
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
@@ -41,6 +44,13 @@ awaited: list[Place] = []
 _NOTICE_S = 10.0  # after which a process says that it waits, and again after twice as long
 _POLL_S = 0.05
 _NEVER_S = 10**6
+
+
+# By kind: the variable that chooses some, files of all, the package that jax needs for them, what jax may call them.
+_ACCELERATORS = {
+    "GPU": ("CUDA_VISIBLE_DEVICES", r"/dev/nvidia(\d+)", "jax_plugins", ("cuda", "gpu")),
+    "TPU chip": ("TPU_VISIBLE_CHIPS", r"/dev/(?:accel|vfio/)(\d+)", "libtpu", ("tpu",)),
+}
 
 
 class Store(Protocol):
@@ -199,6 +209,7 @@ def _meet(place: Place, meeting: Store) -> tuple[str, int, int]:
     if place.rank == 0:
         jax_port, port = _start_coordinator(place.size)
         meeting.set("coordinator", f"{_own_address(place)} {jax_port} {port}")
+    _note_devices(meeting, place)
     meeting.add("count", 1)
     waiting = _Waiting(place, "")
     while meeting.add("count", 0) < place.size:
@@ -206,6 +217,12 @@ def _meet(place: Place, meeting: Store) -> tuple[str, int, int]:
             missing = [rank for rank in range(place.size) if not meeting.check([f"here/{rank}"])]
             waiting.what = f"for {named(missing)} to use the device or to call init_process_group" if missing else ""
         waiting.pause()
+    if meeting.check(["shared"]):
+        raise WorldError(
+            f"several processes are to use {meeting.get('shared').decode()}",
+            fix="start as many processes as there are devices, or give each its own by "
+            + " or ".join([variable for variable, *_ in _ACCELERATORS.values()]),
+        )
     host, *ports = meeting.get("coordinator").decode().split()
     return host, int(ports[0]), int(ports[1])
 
@@ -308,15 +325,33 @@ def _initialize(place: Place, address: str) -> None:
 
 def _own_accelerators(place: Place) -> Sequence[int]:
     """Return which of the GPUs of this host are for this process: an equal part of them for each."""
-    named_gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named_gpus is not None:
-        count = len([x for x in named_gpus.split(",") if x.strip()])
-    else:
-        count = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdigit()])
-    each = count // place.local_size
-    if place.local_size == 1 or not each or "cpu" in (str(getattr(jax.config, "jax_platforms", ""))):
+    each = len(_visible("GPU")) // place.local_size
+    if place.local_size == 1 or not each:
         return ()
     return range(place.local_rank * each, (place.local_rank + 1) * each)
+
+
+def _visible(kind: str) -> list[str]:
+    """Return what names the accelerators of a kind that jax would let this process use."""
+    variable, files, module, platforms = _ACCELERATORS[kind]
+    first = str(getattr(jax.config, "jax_platforms", None) or "").partition(",")[0]
+    if first not in platforms if first else importlib.util.find_spec(module) is None:
+        return []
+    given = os.environ.get(variable)
+    if given is not None:
+        return [x.strip() for x in given.split(",") if x.strip()]
+    found = [re.fullmatch(files, path) for path in (*glob("/dev/*"), *glob("/dev/vfio/*"))]
+    return sorted([match[1] for match in found if match], key=int)
+
+
+def _note_devices(meeting: Store, place: Place) -> None:
+    """Count this process at each device that it is to have; note one that another is to have as well."""
+    for kind in _ACCELERATORS:
+        names, own = _visible(kind), _own_accelerators(place) if kind == "GPU" else ()
+        for name in [names[i] for i in own] or names:
+            key = f"{kind} {name} of {socket.gethostname()}"
+            if meeting.add(f"device/{key}", 1) > 1:
+                meeting.set("shared", key)
 
 
 def find() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 import lazytpu
 from lazytpu.errors import WorldError
 from lazytpu.runtime import world
+from lazytpu.runtime.launchers import Place
 from tests.support.worlds import run_world, start_world
 
 MEET = """
@@ -76,3 +79,28 @@ def test_jax_that_was_used_before_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(WorldError, match="jax was used before the 2 processes of this world were connected"):
         world.connect(None, 0, 2)
     assert not world.awaited and world.size() == 1
+
+
+def test_processes_that_are_to_share_a_device_are_told() -> None:
+    on_gpus = f"import jax; jax.config.update('jax_platforms', 'cuda'); {ALONE}"
+    for done in run_world(on_gpus, 2, CUDA_VISIBLE_DEVICES="7"):
+        assert done.returncode == 1 and "several processes are to use GPU 7 of " in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [("4,5", "4,5", ""), ("4", "5", ""), ("4", "4", "GPU 4"), ("", "", ""), ("4,5,6", "4,5,6", "")],
+)
+def test_each_process_of_a_host_gets_its_part_of_the_devices(
+    first: str, second: str, shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, platforms = HashStore(), jax.config.jax_platforms
+    jax.config.update("jax_platforms", "cuda")
+    try:
+        for rank, visible in enumerate((first, second)):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+            world._note_devices(store, Place("torchrun", rank, 2, rank, 2, "localhost", 1))
+    finally:
+        jax.config.update("jax_platforms", platforms)
+    assert store.check(["shared"]) == bool(shared)
+    assert not shared or store.get("shared").decode().startswith(f"{shared} of ")
