@@ -20,7 +20,7 @@ WORKS, DIFFERS, LACKS = "works", "differs", "lacks"
 
 _FOREIGN = {
     "torch.cuda": "the device of this process is lazytpu.device(); torch.accelerator has most of these for any device",
-    "torch.distributed": "one process and one device; init_process_group has nothing to connect",
+    "torch.distributed": "works with backend lazytpu, which init_process_group() chooses: one process a device",
 }
 _METHODS = {
     "cuda": "use instead: .to(lazytpu.device())",
