@@ -2,8 +2,9 @@
 """What to run on a machine with a GPU:  python -m benchmarks.gpu_check [--json OUT] [--seconds 420]
 
 Runs, within the given time: the tiny tests; a sample of torch's operator database against CPU eager; and the
-training step of a few models on the device (recorded, and through `lazytpu.compile`) beside CUDA eager.  Prints
-a table and writes the same as JSON.  Needs a jax with CUDA; the CUDA column needs a torch with CUDA, and is left
+training step of a few models on the device (recorded, and through `lazytpu.compile`) beside CUDA eager; and, in a
+world of one process, training with DDP, FSDP2 and tensor parallelism beside the CPU with Gloo.  Prints a table and
+writes the same as JSON.  Needs a jax with CUDA; the CUDA column needs a torch with CUDA, and is left
 out without one.  Works on the CPU too, for a try.
 """
 
@@ -11,6 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
+import re
 import subprocess
 import sys
 import time
@@ -26,6 +30,7 @@ from benchmarks.page import RESULTS, ROOT
 from benchmarks.torch_step import backend, time_model
 
 COLUMNS = {"recorded": "lazytpu", "compiled": "lazytpu-compile", "cuda eager": "cuda"}
+WAYS = ("ddp", "fsdp", "tp")
 _RUN_S = 0.3
 OPS = (
     "add,mul,div,exp,log,sum,mean,amax,argmax,cumsum,sort,topk,gather,scatter_add,index_put,where,matmul,bmm,addmm,"
@@ -68,6 +73,22 @@ def operators(seconds: float) -> dict[str, str]:
     return found
 
 
+def world_of_one(how: str, device: str) -> list[float]:
+    """Return the first and the last loss of the example that torchrun starts in one process."""
+    script = ROOT / "examples/train_gpt_torchrun.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", str(script)]
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [*command, "--how", how, "--device", device],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = re.search(r"loss ([0-9.]+) to ([0-9.]+)", done.stdout)
+    return [float(x) for x in found.groups()] if found else []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=RESULTS / "gpu_check.json")
@@ -92,6 +113,11 @@ def main() -> int:
             row[column] = {"step_ms": round(ms, 3), "first_loss": round(loss, 5)}
             print(f"{name:14s} {column:10s} {ms:9.3f} ms  first loss {loss:.5f}", flush=True)
     report["operators"] = operators(options.seconds - (time.monotonic() - start))
+    report["world of one"] = worlds = {}
+    for how in WAYS:
+        worlds[how] = [world_of_one(how, device) for device in (lazytpu.device().type, "cpu")]
+        print(f"world of one, {how}: losses {worlds[how][0]}, on the CPU {worlds[how][1]}", flush=True)
+    wrong = [how for how, (here, there) in worlds.items() if len(here) < 2 or math.dist(here, there) > 1e-3]
     failed = {name: what for name, what in report["operators"].items() if what != "pass"}
     print(
         f"{len(report['operators'])} operators: {len(report['operators']) - len(failed)} passed, {len(failed)} failed"
@@ -100,7 +126,7 @@ def main() -> int:
         print(f"  {name}: {what}")
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1) + "\n")
-    return int(bool(failed) or tiny.returncode != 0)
+    return int(bool(failed or wrong) or tiny.returncode != 0)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_ddp_with_views_of_buckets_buffers_and_frozen_parameters() -> None:
         optimizer = torch.optim.SGD(net.parameters(), 1e-2, momentum=0.9)
         return results(plain, train(net, optimizer, device))
 
-    one_program_a_step(run, 4, settled=4)
+    one_program_a_step(run, 3, settled=4)
 
 
 @on_ranks(2)
@@ -175,4 +175,4 @@ def test_fsdp_by_tensor_parallel() -> None:
         losses = train(net, optimizer, device, ranks=2, place=mesh.get_local_rank("data"))
         return losses, [p.to_local() for p in net.parameters()]
 
-    one_program_a_step(run, 14)
+    one_program_a_step(run, 3)

@@ -178,11 +178,20 @@ def tried(name: str, folder: Path) -> tuple[str, float]:
         time.sleep(3)
         os.kill(first.pid, fault.sent)
         sent = time.monotonic()
-    if not _await(lambda: not _is_running(first)):
+    alone: list[float] = []  # since when rank 0 is
+
+    def has_ended() -> bool:
+        if not alone and not _is_running(second):
+            alone.append(time.monotonic())
+        return not _is_running(first)
+
+    if not _await(has_ended):
         problems.append("rank 0 does not end")
         os.kill(first.pid, signal.SIGKILL)
     elif fault.sent and time.monotonic() - sent > 5:
         problems.append("rank 0 takes more than 5 s to end")
+    elif alone and time.monotonic() - alone[0] > 10:
+        problems.append("rank 0 takes more than 10 s to end after rank 1")
     if fault.ends[1] is None:
         os.kill(second.pid, signal.SIGKILL)
     elif not _await(lambda: not _is_running(second)):
