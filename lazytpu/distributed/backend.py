@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
+import os
 from collections.abc import Callable
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from lazytpu.config import config
 from lazytpu.dispatch import exchange, own_device
@@ -30,6 +33,7 @@ def register(name: str = NAME) -> None:
             attention.register()
             sync_batch_norm.register()
             world.when_connected(own_device.register)
+            _keep_attempts_apart()
             _settle_before_host_collectives()
 
 
@@ -54,6 +58,18 @@ def _settle_before_host_collectives() -> None:
     for name in _COLLECTIVES:
         if name in vars(dist.ProcessGroup):
             setattr(dist.ProcessGroup, name, _settle_before(vars(dist.ProcessGroup)[name]))
+
+
+def _keep_attempts_apart() -> None:
+    """Have ``init_process_group`` look for no process of an attempt before this one.
+
+    What torchrun starts again has the store of the first attempt, with the addresses that Gloo had then.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    module: Arg = importlib.import_module("torch.distributed.rendezvous")
+    create = module._create_c10d_store
+    if attempt != "0":
+        module._create_c10d_store = lambda *args, **kwargs: PrefixStore(f"attempt-{attempt}", create(*args, **kwargs))
 
 
 def _settle_at_exit() -> None:

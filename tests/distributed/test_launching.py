@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,38 @@ def test_the_command_runs_a_script(tmp_path: Path) -> None:
     )
     done = run_python("-m", "lazytpu", "launch", "-n", 2, "--devices", 2, script, "--lr", 1)
     assert done.stdout == "['--lr', '1'] 4 28.0\n" * 2, done.stderr
+
+
+RESUMING = """
+    import os, sys
+    from pathlib import Path
+    import torch, torch.distributed as dist
+    import lazytpu
+    from lazytpu.spmd.checkpoint import CheckpointManager
+
+    dist.init_process_group()
+    manager, kept = CheckpointManager(Path(sys.argv[1])), {"x": torch.zeros(2, device=lazytpu.device())}
+    begun = manager.load(kept) or 0
+    for step in range(begun + 1, 6):
+        total = kept["x"] * 2 + dist.get_rank() + 1
+        dist.all_reduce(total)
+        kept["x"] = total / 2
+        manager.save(step, kept)
+        if step == 3 and not begun:
+            manager.wait()
+            dist.barrier()
+            if dist.get_rank() == 1:
+                os.kill(os.getpid(), 9)
+    manager.wait()
+    print("from", begun, "to", kept["x"].tolist(), flush=True)
+"""
+
+
+def test_a_world_that_is_started_again_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(RESUMING))
+    done = run_python("-m", "lazytpu", "launch", "-n", 2, "--max-restarts", 1, script, tmp_path / "run")
+    want = 0.0
+    for _ in range(5):
+        want = (2 * want + 1 + 2 * want + 2) / 2
+    assert done.stdout == f"from 3 to [{want}, {want}]\n" * 2, done.stdout + done.stderr
