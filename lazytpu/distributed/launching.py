@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import TypeVar, cast
 
 from lazytpu.errors import WorldError
+from lazytpu.runtime.launchers import Place
 
 _T = TypeVar("_T")
 _GRACE_S = 10.0  # in which the others may find out themselves that one has failed
@@ -111,8 +112,7 @@ def _packed(function: Callable[..., object], arguments: tuple[object, ...]) -> b
 @contextmanager
 def _variables(rank: int, size: int, port: int) -> Iterator[None]:
     """Set what torchrun sets, for a process that is started inside."""
-    ours = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    set_here = {**{name: str(value) for name, value in ours.items()}, "MASTER_ADDR": "127.0.0.1", "LAZYTPU_WORLD": "1"}
+    set_here = Place("", rank, size, rank, size, "127.0.0.1", port).variables() | {"LAZYTPU_WORLD": "1"}
     before = {name: os.environ.get(name) for name in set_here}
     os.environ.update(set_here)
     try:

@@ -34,6 +34,12 @@ class Place:
     has_store: bool = False
     attempt: str = "0"
 
+    def variables(self) -> dict[str, str]:
+        """Return what torchrun sets for a process of this place, where ``init_process_group`` looks."""
+        numbers = {"RANK": self.rank, "WORLD_SIZE": self.size, "MASTER_PORT": self.port}
+        numbers |= {"LOCAL_RANK": self.local_rank, "LOCAL_WORLD_SIZE": self.local_size}
+        return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": self.host}
+
 
 def found(variables: Mapping[str, str] = os.environ) -> Place | None:
     """Return the place of this process; None where no launcher started it, or it is alone.

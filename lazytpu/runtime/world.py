@@ -355,11 +355,12 @@ def _note_devices(meeting: Store, place: Place) -> None:
 
 
 def find() -> None:
-    """Look for a launcher, at import."""
+    """Look for a launcher, at import, and let ``init_process_group`` find it as well, whichever it is."""
     if config.world:
         place = launchers.found()
         if place is not None:
             awaited.append(place)
+            os.environ.update(place.variables() | os.environ)
 
 
 find()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lazytpu.runtime.launchers import Place, first_host, found
@@ -64,6 +66,12 @@ TPU = {
 )
 def test_places(variables: dict[str, str], place: Place | None) -> None:
     assert found(variables) == place
+
+
+def test_a_place_is_found_again_under_the_names_of_torchrun() -> None:
+    place = found(SLURM)
+    assert place is not None
+    assert found(place.variables()) == dataclasses.replace(place, launcher="RANK and WORLD_SIZE")
 
 
 def test_processes_of_a_job_derive_one_port() -> None:

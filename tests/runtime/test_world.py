@@ -11,7 +11,8 @@ import lazytpu
 from lazytpu.errors import WorldError
 from lazytpu.runtime import world
 from lazytpu.runtime.launchers import Place
-from tests.support.worlds import run_world, start_world
+from tests.support.processes import start_code
+from tests.support.worlds import free_port, run_world, start_world
 
 MEET = """
     import os, sys, time
@@ -68,6 +69,15 @@ def test_processes_that_are_to_be_alone_are(monkeypatch: pytest.MonkeyPatch) -> 
     lazytpu.config.world = True
     world.find()
     assert [(place.rank, place.size) for place in world.awaited] == [(0, 2)]
+
+
+def test_init_process_group_finds_what_any_launcher_has_set() -> None:
+    code = "import lazytpu, torch.distributed as dist; dist.init_process_group(); print(dist.get_rank())"
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    code = f"import os; [os.environ.pop(n) for n in {names}]; os.environ['PMI_RANK'] = os.environ.pop('OWN'); {code}"
+    common = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "MASTER_PORT": str(free_port())}
+    running = [start_code(code, **common, **dict.fromkeys(names, "0"), OWN=rank, MPI_LOCALRANKID=rank) for rank in "01"]
+    assert [r.wait().stdout for r in running] == ["0\n", "1\n"]
 
 
 def test_jax_that_was_used_before_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
