@@ -55,7 +55,7 @@ def executable_for(
             return made, False
         made = made or compiler.compile_graph(graph, counter)
         made.difference = lookup.difference(key)
-        lookup.keep(key, made.compiled)
+        lookup.keep(key, made.compiled.compiled if graph.patterns else made.compiled)
     members = agreement.members_of(graph)
     if members:
         made.compiled = made.call = agreement.Together(made, members, lambda piece: executable_for(piece)[0])

@@ -95,3 +95,17 @@ def test_ranks_that_differ(tmp_path: Path) -> None:
         assert "".join(said[2:10]) == DIFFERENT
     assert head == "sum 24.0\n" and "".join(rest[10:]) == LATE
     assert first.stderr.endswith(DEAD)
+
+
+def test_what_ranks_compiled_together_is_on_disk_for_their_next_run(tmp_path: Path) -> None:
+    run = """
+        import torch, torch.distributed as dist
+        import lazytpu
+        dist.init_process_group()
+        x = torch.ones(4, device=lazytpu.device())
+        dist.all_reduce(x)
+        print((x * 3).tolist(), lazytpu.metrics.counter("compile"), lazytpu.metrics.counter("in_pieces"))
+    """
+    for compiled in (1, 0):
+        ended = run_world(run, 2, LAZYTPU_DISK_CACHE="1", LAZYTPU_DISK_CACHE_DIR=str(tmp_path))
+        assert [done.stdout for done in ended] == [f"[6.0, 6.0, 6.0, 6.0] {compiled} 0\n"] * 2, ended
