@@ -148,7 +148,8 @@ def taken_by(mesh: Mesh | None, buffer: jax.Array) -> jax.Array:
 
 
 def _everywhere(buffer: jax.Array, where: jax.sharding.Sharding) -> jax.Array:
-    if _equivalent(buffer.sharding, where, buffer.ndim):
+    lies = buffer.sharding
+    if lies is where or _equivalent(lies, where, buffer.ndim):
         return buffer
     metrics.count("replicated")
     if described.is_described(buffer):

@@ -148,25 +148,22 @@ def clear(tensor: torch.Tensor) -> None:
 
 
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:
-    """Return how a device tensor lies; None for a view whose dimensions are not those of its storage."""
+    """Return how a device tensor lies; None for a view whose dimensions, but for those of one element, are others."""
     storage, layout = resolve(cell_of(tensor))
     found = None if storage.sharding is None or storage.sharding.own else storage.sharding
     if found is None or layout is storage.layout:
         return found
-    order = permutation(storage.layout, layout)
-    return None if order is None else interned(found.mesh, tuple([found.spec[d] for d in order]))
+    dims = shardings_kept.dimensions(storage.layout, layout)
+    if dims is None or any(axes and d not in dims for d, axes in enumerate(found.spec)):
+        return None
+    return interned(found.mesh, tuple([() if d is None else found.spec[d] for d in dims]))
 
 
 def permutation(root: Layout, layout: Layout) -> list[int] | None:
     """Return which dimension of a storage each one of a view of all of it is; None where they are not the same."""
-    if layout.offset or layout.dtype != root.dtype or len(layout.size) != len(root.size) or layout.bits:
+    if len(layout.size) != len(root.size):
         return None
-    free = {d: (root.size[d], root.stride[d]) for d in range(len(root.size))}
-    order = []
-    for pair in zip(layout.size, layout.stride, strict=True):
-        place = next((d for d, other in free.items() if other == pair), None)
-        if place is None:
-            return None
-        del free[place]
-        order.append(place)
-    return order
+    found = shardings_kept.dimensions(root, layout) or ()
+    left = [d for d in range(len(root.size)) if d not in found]  # of one element, as those that are None
+    order = [left.pop(0) if d is None else d for d in found]
+    return order if len(order) == len(root.size) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -12,7 +13,8 @@ from lazytpu.ir.sharding import Sharding, interned
 from lazytpu.ir.tree import Value, trace
 from lazytpu.runtime import meshes
 from lazytpu.runtime.client import Buffer
-from lazytpu.tensors.storage import Storage, storage_of
+from lazytpu.tensors.layout import Layout
+from lazytpu.tensors.storage import Storage, resolve, storage_of
 from lazytpu.tracing.parts_of_step import own_of_step
 from lazytpu.tracing.record import cell_of, is_device_tensor
 
@@ -60,10 +62,35 @@ def give_to_gradients() -> None:
         grad = None if parameter is None else parameter.grad
         if not is_device_tensor(grad) or not is_device_tensor(parameter):
             continue
-        own, storage = storage_of(cell_of(parameter)), storage_of(cell_of(grad))
+        own, (storage, layout) = storage_of(cell_of(parameter)), resolve(cell_of(grad))
         written = storage.step == trace.recorded_step and storage.value.node is not None  # else it lies as it did
-        if written and storage.sharding is None and storage.layout.size == own.layout.size:
-            storage.sharding = own.sharding
+        if written and storage.sharding is None and own.sharding is not None and layout.size == own.layout.size:
+            whole = layout is storage.layout
+            storage.sharding = own.sharding if whole else _of_storage(own.sharding, storage.layout, layout)
+
+
+def _of_storage(sharding: Sharding, root: Layout, layout: Layout) -> Sharding | None:
+    """Return how a storage lies whose view, of all of it, lies as a sharding says; None where no sharding is that."""
+    dims = dimensions(root, layout)
+    if dims is None or any(axes and d is None for d, axes in zip(dims, sharding.spec, strict=True)):
+        return None
+    names = {d: axes for d, axes in zip(dims, sharding.spec, strict=True) if d is not None}
+    return interned(sharding.mesh, tuple([names.get(d, ()) for d in range(len(root.size))]))
+
+
+@lru_cache(4096)
+def dimensions(root: Layout, layout: Layout) -> tuple[int | None, ...] | None:
+    """Return which dimension of a storage each one of a view is, None for those of one element.
+
+    None instead of all where they are not the same, or not all of the storage.
+    """
+    free = {d: pair for d, pair in enumerate(zip(root.size, root.stride, strict=True)) if pair[0] != 1}
+    found: list[int | None] = []
+    for size, stride in zip(layout.size, layout.stride, strict=True):
+        found.append(next((d for d, pair in free.items() if pair == (size, stride)), None))
+        if size != 1 and free.pop(found[-1], None) is None:
+            return None
+    return None if free or layout.offset or layout.dtype != root.dtype or layout.bits else tuple(found)
 
 
 def note_result(storage: Storage, asked: Sharding | None) -> None:

@@ -150,6 +150,21 @@ def test_sizes_that_do_not_divide_are_padded_and_told_as_they_are() -> None:
 
 
 @eight_devices
+def test_gradients_that_are_views_lie_as_their_parameters() -> None:
+    net = torch.nn.Linear(4, 16).to(lazytpu.device())  # whose bias gets a view of a sum that kept its dimension
+    for p in net.parameters():
+        spmd.mark_sharding(p, mesh(), ("model",))
+    for _ in range(2):
+        net.zero_grad()
+        net(on_device(8, 4)).square().sum().backward()
+        lazytpu.mark_step()
+        assert spec_of(net.bias.grad) == ("model",) and spec_of(net.weight.grad) == ("model", None)
+    assert spec_of(net.bias.detach()[None, :, None]) == (None, "model", None)
+    assert spec_of(net.weight.detach().t()[:, None]) == (None, None, "model")
+    assert spec_of(net.bias.detach().view(4, 4)) is None and spec_of(net.bias.detach()[:1]) is None
+
+
+@eight_devices
 def test_views_of_padded_tensors_are_read_as_they_are() -> None:
     x, whole = spmd.mark_sharding(on_device(7, 5), mesh(), ("data", "model")), torch.arange(35.0).reshape(7, 5)
     for of in (lambda t: t[2], lambda t: t[:, 1], lambda t: t.t(), lambda t: t.view(-1)[3::4]):
