@@ -291,7 +291,7 @@ def contents_of(part: jax.Array, box: tuple[slice, ...]) -> np.typing.NDArray[np
 def assembled(
     like: jax.Array, size: tuple[int, ...], part: Callable[[tuple[slice, ...]], np.typing.NDArray[np.generic]]
 ) -> jax.Array:
-    """Return a buffer that lies as another one, of parts from the host; each device gets its own part and no more.
+    """Return a buffer that lies as another one, of parts from the host, which has one of them at a time.
 
     Args:
         like: of the same type.
@@ -299,13 +299,19 @@ def assembled(
         part: gives the contents of a part of it.
     """
 
-    def padded(index: tuple[slice, ...] | None) -> np.typing.NDArray[np.generic]:
-        bounds = [s.indices(n)[:2] for s, n in zip(index or (), like.shape, strict=True)]
+    def padded(bounds: tuple[tuple[int, int], ...]) -> np.typing.NDArray[np.generic]:
         inside = tuple([slice(min(a, n), min(b, n)) for (a, b), n in zip(bounds, size, strict=True)])
         found = part(inside)
         lacking = [(0, (b - a) - n) for (a, b), n in zip(bounds, found.shape, strict=True)]
         return np.pad(found, lacking) if any(after for _, after in lacking) else found
 
+    holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    for device, index in like.sharding.addressable_devices_indices_map(like.shape).items():
+        bounds = tuple([s.indices(n)[:2] for s, n in zip(index or (), like.shape, strict=True)])
+        holders.setdefault(bounds, []).append(device)
+    arrays: list[jax.Array] = []
     with uninterrupted(), jax.enable_x64(True):
-        found: jax.Array = jax.make_array_from_callback(like.shape, like.sharding, padded, dtype=like.dtype)
-    return found
+        for bounds, devices in holders.items():
+            contents = padded(bounds)
+            arrays += jax.block_until_ready([jax.device_put(contents, device) for device in devices])
+        return jax.make_array_from_single_device_arrays(like.shape, like.sharding, arrays)

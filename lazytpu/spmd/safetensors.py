@@ -56,11 +56,12 @@ def load_safetensors(
     safe_open = importlib.import_module("safetensors").safe_open
     files = _files(Path(folder))
     missing = []
-    for name, tensor in _tensors(module).items():
-        file = files.get(rename(name))
-        if file is None:
-            missing.append(name)
+    for tensor, names in _tensors(module):
+        name = next((n for n in names if rename(n) in files), None)
+        if name is None:
+            missing.append(names[0])
             continue
+        file = files[rename(name)]
         with safe_open(file, framework="pt") as opened:
             part = opened.get_slice(rename(name))
             if tuple(part.get_shape()) != tuple(tensor.shape):
@@ -71,14 +72,12 @@ def load_safetensors(
     return missing
 
 
-def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
+def _tensors(module: nn.Module) -> list[tuple[torch.Tensor, list[str]]]:
+    """Return each tensor with its names: tied weights have several, of which files have one or all."""
+    found: dict[int, tuple[torch.Tensor, list[str]]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:  # tied weights are one tensor with two names
-            seen.add(id(tensor))
-            found[name] = tensor
-    return found
+        found.setdefault(id(tensor), (tensor, []))[1].append(name)
+    return [*found.values()]
 
 
 def _load(tensor: torch.Tensor, part: _Slice, opened: _File, name: str) -> None:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten
 import lazytpu
 from lazytpu import spmd
 from lazytpu.spmd import checkpoint
+from lazytpu.spmd.tensor_parts import fill
 from tests.support.eight_devices import eight_devices
 from tests.support.processes import run_code
 
@@ -223,3 +224,27 @@ def test_safetensors_are_loaded_into_parts() -> None:
             spmd.load_safetensors(nn.Linear(3, 3), at, rename=lambda n: "m.0.bias")
     with folder() as at, pytest.raises(FileNotFoundError, match="has neither"):
         spmd.load_safetensors(net("cpu"), at)
+
+
+@eight_devices
+def test_tied_weights_are_loaded_by_any_of_their_names() -> None:
+    for saved in ("0.weight", "1.weight"):
+        model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)).to(lazytpu.device())
+        model[1].weight = model[0].weight
+        with folder() as at:
+            save_file({saved: torch.arange(128.0).reshape(16, 8)}, at / "model.safetensors")
+            assert spmd.load_safetensors(model, at) == []
+        assert model[1].weight.flatten().tolist() == list(range(128))
+
+
+@eight_devices
+def test_each_part_is_asked_for_once() -> None:
+    x = spmd.mark_sharding(torch.zeros(10, 3).to(lazytpu.device()), spmd.Mesh((2, 4), ("data", "model")), ("model",))
+    want, asked = torch.arange(30.0).reshape(10, 3), []
+
+    def part(box: tuple[slice, ...]) -> torch.Tensor:
+        asked.append(box)
+        return want[box]
+
+    fill(x, part)
+    assert len(asked) == 4 and torch.equal(x.cpu(), want)
