@@ -1,4 +1,4 @@
-"""Lower torch's operator database for TPUs, and compile models for them, without one: ``python -m tests.sweep_tpu``.
+"""Compile torch's operator database for TPUs and GPUs, and models for TPUs, without one: ``python -m tests.sweep_tpu``.
 
     python -m tests.sweep_tpu models --out tpu.jsonl          # needs libtpu: pip install 'lazytpu[tpu]'
     python -m tests.sweep_tpu ops --out ops.jsonl --compile   # minutes; --shard 0/4 for a part
@@ -43,6 +43,7 @@ from lazytpu.spmd.plan import recorded
 DOCS = Path(__file__).parents[1] / "docs"
 DATA, PAGE = DOCS / "_data/tpu.json", DOCS / "reference/tpu.md"
 TOPOLOGY = "v5e:2x4"  # of the models
+KINDS = {TOPOLOGY: "TPU", "h100:1": "GPU"}  # of the operators
 MODELS = ("mlp", "deepmlp", "cnn", "resnet18", "gpt")
 SPREAD = [(name, how) for name in ("gpt", "resnet18") for how in ("DP", "FSDP", "TP")]
 _CUSTOM = re.compile(r"stablehlo\.custom_call @([\w.]+)")
@@ -193,12 +194,12 @@ def _to_device(x: object) -> object:
 # --- the page ---------------------------------------------------------------------------------------------
 
 HEAD = """\
-# What compiles for TPUs
+# What compiles for TPUs and GPUs
 
-The project is developed on machines without a TPU, but XLA's compiler for TPUs runs on any machine. This page shows
-what it does with models and with the operators of torch's database. `python -m tests.sweep_tpu` runs the compiler and
-writes the page ([how to run the sweeps](../how-to/run-the-sweeps.md)). It shows that programs lower and compile, and
-what they need; it does not show that they compute the right numbers, or how fast.
+The project is developed on machines without a TPU or a GPU, but XLA's compilers for them run on any machine. This page
+shows what they do with models and with the operators of torch's database. `python -m tests.sweep_tpu` runs the
+compilers and writes the page ([how to run the sweeps](../how-to/run-the-sweeps.md)). It shows that programs compile,
+and what they need; it does not show that they compute the right numbers, or how fast.
 """
 
 
@@ -207,9 +208,16 @@ def page(files: Sequence[Path]) -> None:
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     record = {
         "topology": TOPOLOGY,
-        "versions": {name: metadata.version(name) for name in ("torch", "jax", "libtpu")},
+        "versions": {name: metadata.version(name) for name in ("torch", "jax", "libtpu", "jax-cuda12-plugin")},
         "models": {line["model"]: _model_row(line) for line in lines if "model" in line},
-        "ops": {line["op"]: _op_row(line) for line in sorted(lines, key=lambda x: x.get("op", "")) if "op" in line},
+        "ops": {
+            topology: {
+                line["op"]: _op_row(line)
+                for line in sorted(lines, key=lambda x: x.get("op", ""))
+                if line.get("topology") == topology and "op" in line
+            }
+            for topology in KINDS
+        },
     }
     DATA.write_text(json.dumps(record, indent=0) + "\n")
     PAGE.write_text(page_of(record))
@@ -230,9 +238,7 @@ def _op_row(line: Result) -> Result:
 
 def page_of(record: Result) -> str:
     """Return the page."""
-    ops, models, versions = record["ops"], record["models"], record["versions"]
-    tried = {name: row for name, row in ops.items() if row.get("samples")}
-    failed = {name: row for name, row in ops.items() if row.get("failed")}
+    models, versions = record["models"], record["versions"]
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
     rows = [
         (
@@ -246,43 +252,51 @@ def page_of(record: Result) -> str:
         if "why" not in m
     ]
     rows += [(name, m["why"], "", "", "") for name, m in models.items() if "why" in m]
-    calls: dict[str, list[str]] = {}
-    for name, row in ops.items():
-        for call in row.get("calls", ()):
-            calls.setdefault(call, []).append(f"`{name}`")
     parts = [
         HEAD,
         f"Seen with {made}, for {record['topology']}.\n",
         "## Models\n\nA training step, of the models of `benchmarks/models.py`: on one chip, and on eight with the "
         "batch (DP), the parameters (FSDP) or the layers (TP) split.\n",
         _table(("model", "ops", "memory on a chip", "FLOPs of products on a chip", "chips send"), rows),
-        "## Operators\n\n"
-        f"{len(tried) - len(failed.keys() & tried.keys()):,} of {len(tried):,} entries of torch's database that have "
-        "samples in float32 lower, forward and with their gradient, on up to four samples each; "
-        f"{sum(bool(row.get('compiled')) for row in ops.values()):,} of them were compiled, too.\n",
-        "These do not:\n" if failed else "",
-        _table(
-            ("entry", "samples that fail", "why"),
-            [
-                (f"`{name}`", f"{row['failed']} of {row.get('samples', 0)}", _short(row["why"]))
-                for name, row in failed.items()
-            ],
-        ),
-        "## Custom calls\n\nWhat these lower to is not made of XLA's own operations but calls a routine that XLA's "
-        "compiler for TPUs has, or expands.\n",
-        _table(("call", "entries"), [(f"`{call}`", ", ".join(names)) for call, names in sorted(calls.items())]),
+        *[text for topology, rows in record["ops"].items() for text in _operators(topology, rows)],
         GPUS,
     ]
     return "\n".join(filter(None, parts))
 
 
-GPUS = """\
-## GPUs
+def _operators(topology: str, ops: Result) -> Iterator[str]:
+    """Yield what the page says of the operators on a topology."""
+    failed = {name: row for name, row in ops.items() if row.get("failed")}
+    calls: dict[str, list[str]] = {}
+    for name, row in ops.items():
+        for call in row.get("calls", ()):
+            calls.setdefault(call, []).append(f"`{name}`")
+    compiled = sum(bool(row.get("compiled")) for row in ops.values())
+    yield f"## Operators on a {KINDS[topology]}\n"
+    yield (
+        f"For {topology}, {compiled:,} of {len(ops):,} entries of torch's database that have samples in float32 "
+        "compile, forward and with their gradient; up to three more samples of each lower. What stands in neither of "
+        f"these tables does so without a custom call.{' These do not, or not with all samples:' if failed else ''}\n"
+    )
+    yield _table(
+        ("entry", "samples that fail", "why"),
+        [
+            (f"`{name}`", f"{row['failed']} of {row.get('samples', '?')}", _short(row["why"]))
+            for name, row in failed.items()
+        ],
+    )
+    yield (
+        "These are not made of XLA's own operations alone, but call a routine that the platform has, or that XLA's "
+        "compiler expands:\n"
+    )
+    yield _table(("custom call", "entries"), [(f"`{call}`", ", ".join(names)) for call, names in sorted(calls.items())])
 
-There is no such table for GPUs. jax's plugin for CUDA does compile for an H100 that is not there
-([how](../how-to/plan-for-a-tpu-pod.md#plan-for-gpus)). With it, and with libtpu, `tests/lowering/test_described.py`
-compiles what rules choose by platform: sorts, draws, products and integer convolutions, recurrent layers, attention,
-grouped products. What they compute is checked on a GPU ([set up a GPU](../how-to/set-up-a-gpu-or-tpu.md)).
+
+GPUS = """\
+jax's plugin for CUDA compiles for the H100 that is not there ([how](../how-to/plan-for-a-tpu-pod.md#plan-for-gpus)).
+`tests/lowering/test_described.py` compiles for both what rules choose by platform, and fails where a rule that asks for
+the platform is not among it. What rules compute there is checked on a GPU
+([set up a GPU](../how-to/set-up-a-gpu-or-tpu.md)).
 """
 
 

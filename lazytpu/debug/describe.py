@@ -10,10 +10,11 @@ from lazytpu.debug.cost import flops_of
 from lazytpu.debug.folder import JsonObject
 from lazytpu.debug.hlo import Module
 from lazytpu.debug.links import Origin
+from lazytpu.debug.on_mesh import bytes_on_each
 from lazytpu.ir.graph import Graph
 from lazytpu.ir.printer import node_text, number_name
 from lazytpu.ir.tree import Node, Number, Value, operands
-from lazytpu.runtime.executable import donated_bytes
+from lazytpu.lowering.registry import target_platform
 
 
 def graph_table(graph: Graph) -> JsonObject:
@@ -118,7 +119,7 @@ def instruction_table(module: Module, found: Mapping[int, Origin]) -> JsonObject
 
 
 def memory_table(graph: Graph, stats: object | None) -> JsonObject:
-    """Return the bytes that an executable needs.
+    """Return the bytes that an executable needs on each device.
 
     Args:
         graph: what was compiled.
@@ -127,10 +128,10 @@ def memory_table(graph: Graph, stats: object | None) -> JsonObject:
     names = graph.names
     donated = [names[graph.inputs[i]] for i in graph.donated]
     table = {} if stats is None else {ours: int(getattr(stats, theirs, 0)) for ours, theirs in _MEMORY.items()}
-    if table and table["peak_bytes"] < table["temporaries_bytes"]:  # XLA's CPU backend leaves the temporaries out
+    if table and target_platform() == "cpu":  # XLA's peak leaves the temporaries out there
         held = table["arguments_bytes"] + table["outputs_bytes"] - table["aliased_bytes"]
         table["peak_bytes"] = held + table["temporaries_bytes"]
-    return {**table, "donated": donated, "donated_bytes": donated_bytes(graph)}
+    return {**table, "donated": donated, "donated_bytes": sum(bytes_on_each(graph.inputs[i]) for i in graph.donated)}
 
 
 _MEMORY = {

@@ -85,3 +85,21 @@ def test_a_dump_and_its_report_have_the_mesh() -> None:
     assert by_sharding == {"{data, -}": 24 * 32 * 4 // 2, "{model, -}": 64 * 32, "{-, model}": 64 * 32}
     assert {(row["kind"], row["axis"], row["count"]) for row in found["collectives"]} >= {("all-reduce", "model", 1)}
     assert 'data-tab="mesh"' in page
+
+
+@eight_devices
+def test_the_memory_of_a_dump_is_that_of_one_device() -> None:
+    x = spmd.mark_sharding(torch.ones(64, 24).to(lazytpu.device()), spmd.Mesh((8,), ("data",)), ("data",))
+    lazytpu.mark_step()
+    with tempfile.TemporaryDirectory() as folder:
+        lazytpu.config.dump = folder
+        try:
+            x.mul_(2)
+            lazytpu.mark_step()
+        finally:
+            lazytpu.config.dump = ""
+        memory = open_dump(Path(folder)).graphs[-1].table("memory.json")
+    assert memory["donated_bytes"] == 64 * 24 * 4 // 8
+    assert memory["donated_bytes"] <= memory["arguments_bytes"]
+    held = memory["arguments_bytes"] + memory["outputs_bytes"] - memory["aliased_bytes"]
+    assert memory["peak_bytes"] == held + memory["temporaries_bytes"]

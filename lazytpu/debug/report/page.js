@@ -235,7 +235,7 @@ function showMesh(head) {
   $("mesh-grid").dataset.of = head.name;
   const { axes, devices, inputs, collectives } = head.mesh, names = Object.keys(axes), across = axes[names[names.length - 1]];
   const each = inputs.reduce((n, v) => n + v.bytes, 0);
-  $("mesh-title").textContent = `Mesh ${names.map((n) => `${n}=${axes[n]}`).join(", ")}`;
+  $("mesh-title").textContent = `Mesh ${names.map((n) => `${n}=${axes[n]}`).join(", ")}: ${bytes(head.memory.peak_bytes || each)} at the peak on each device`;
   const cells = devices.slice(0, 512).map((d) => `<div class="device"><b>${d}</b><span>${bytes(each)}</span></div>`).join("");
   $("mesh-grid").innerHTML = `<div class="devices" style="grid-template-columns:repeat(${across}, minmax(64px, 110px))">${cells}</div>` + (devices.length > 512 ? `<p class="hint">and ${devices.length - 512} more</p>` : "");
   const mono = (c) => `<span class="mono">${escapeHtml(c.getValue())}</span>`;
