@@ -204,21 +204,15 @@ and what they need; it does not show that they compute the right numbers, or how
 
 
 def page(files: Sequence[Path]) -> None:
-    """Write the results of some files to the data and the page."""
+    """Write the results of some files to the data and the page; what they lack stays as it was."""
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    record = {
-        "topology": TOPOLOGY,
-        "versions": {name: metadata.version(name) for name in ("torch", "jax", "libtpu", "jax-cuda12-plugin")},
-        "models": {line["model"]: _model_row(line) for line in lines if "model" in line},
-        "ops": {
-            topology: {
-                line["op"]: _op_row(line)
-                for line in sorted(lines, key=lambda x: x.get("op", ""))
-                if line.get("topology") == topology and "op" in line
-            }
-            for topology in KINDS
-        },
-    }
+    record = json.loads(DATA.read_text())
+    record["versions"] = {name: metadata.version(name) for name in ("torch", "jax", "libtpu", "jax-cuda12-plugin")}
+    record["models"] |= {line["model"]: _model_row(line) for line in lines if "model" in line}
+    for line in lines:
+        if "op" in line:
+            record["ops"][line["topology"]][line["op"]] = _op_row(line)
+    record["ops"] = {topology: dict(sorted(record["ops"][topology].items())) for topology in KINDS}
     DATA.write_text(json.dumps(record, indent=0) + "\n")
     PAGE.write_text(page_of(record))
 
@@ -254,9 +248,9 @@ def page_of(record: Result) -> str:
     rows += [(name, m["why"], "", "", "") for name, m in models.items() if "why" in m]
     parts = [
         HEAD,
-        f"Seen with {made}, for {record['topology']}.\n",
-        "## Models\n\nA training step, of the models of `benchmarks/models.py`: on one chip, and on eight with the "
-        "batch (DP), the parameters (FSDP) or the layers (TP) split.\n",
+        f"Seen with {made}.\n",
+        f"## Models\n\nA training step for {record['topology']}, of the models of `benchmarks/models.py`: on one chip, "
+        "and on eight with the batch (DP), the parameters (FSDP) or the layers (TP) split.\n",
         _table(("model", "ops", "memory on a chip", "FLOPs of products on a chip", "chips send"), rows),
         *[text for topology, rows in record["ops"].items() for text in _operators(topology, rows)],
         GPUS,
@@ -293,6 +287,9 @@ def _operators(topology: str, ops: Result) -> Iterator[str]:
 
 
 GPUS = """\
+`tensor_split` reads how many parts it is to make, and a plan reads zeros. The eigenvalues of general matrices ask the
+cuSOLVER of the machine for its version, and TPUs have none of them.
+
 jax's plugin for CUDA compiles for the H100 that is not there ([how](../how-to/plan-for-a-tpu-pod.md#plan-for-gpus)).
 `tests/lowering/test_described.py` compiles for both what rules choose by platform, and fails where a rule that asks for
 the platform is not among it. What rules compute there is checked on a GPU

@@ -72,7 +72,8 @@ def _airy_far(size, turn):
     root = np.sqrt(turn)  # of positive real part; t = s / scale makes the modulus of the exponential e^(-s^2)
     scale = lax.sqrt(lax.sqrt(size) * root.real)
     waves = _WEIGHTS * np.exp(-1j * root.imag / root.real * _NODES**2)
-    return jnp.sum(waves * lax.cos(_NODES**3 / (3 * scale[..., None] ** 3)), axis=-1) / (2 * math.pi * scale)
+    heights = lax.cos(_NODES**3 / (3 * scale[..., None] ** 3))
+    return lax.complex(*(jnp.sum(part * heights, axis=-1) / (2 * math.pi * scale) for part in (waves.real, waves.imag)))
 
 
 def _airy_near(x):

@@ -247,9 +247,9 @@ def logcumsumexp(out, x, dim):
         total = jnp.where((low != low) | (high != high), jnp.complex128(complex(jnp.nan, jnp.nan)), total)
         return total, total
 
-    x = x.astype(jnp.complex128)
+    x = cast(x, jnp.complex128)
     start = jnp.full_like(lax.index_in_dim(x, 0, axis_of(dim, x.ndim), keepdims=False), -jnp.inf)
-    return jnp.moveaxis(lax.scan(add, start, jnp.moveaxis(x, dim, 0))[1], 0, dim).astype(out.dtype)
+    return cast(jnp.moveaxis(lax.scan(add, start, jnp.moveaxis(x, dim, 0))[1], 0, dim), out.dtype)
 
 
 def _running(out, x, dim, op):

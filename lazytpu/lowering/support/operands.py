@@ -122,6 +122,8 @@ def rounded(x: jax.Array, dtype: Dtype) -> jax.Array:
         return x
     if dtype == jnp.float16:
         return _rounded_to_float16(x)
+    if x.dtype == _F64 and target_platform() == "tpu":  # has no such instruction of 64 bits
+        return cast(lax.optimization_barrier(cast(x, dtype)), _F64)
     info = jnp.finfo(dtype)
     return lax.reduce_precision(x, info.nexp, info.nmant)
 
@@ -150,7 +152,7 @@ def as_computed(x: jax.Array) -> jax.Array:
     """
     if not is_floating(x.dtype):
         return x
-    if x.dtype == _F64 and target_platform() == "tpu":  # has no such instruction of 64 bits
+    if x.dtype == _F64 and target_platform() == "tpu":
         barred: jax.Array = lax.optimization_barrier(x)
         return barred
     info = jnp.finfo(x.dtype)
