@@ -139,7 +139,7 @@ def placed(graph: Graph, buffers: Sequence[jax.Array]) -> list[jax.Array]:
         return [on_one_device(x) for x in buffers]
     where = shardings.replicated(graph.mesh)
     pairs = zip(graph.inputs, buffers, strict=True)
-    return [_everywhere(x, where) if v.sharding is None else x for v, x in pairs]
+    return [x if v.sharding is not None or x.sharding is where else _everywhere(x, where) for v, x in pairs]
 
 
 def taken_by(mesh: Mesh | None, buffer: jax.Array) -> jax.Array:
@@ -148,8 +148,7 @@ def taken_by(mesh: Mesh | None, buffer: jax.Array) -> jax.Array:
 
 
 def _everywhere(buffer: jax.Array, where: jax.sharding.Sharding) -> jax.Array:
-    lies = buffer.sharding
-    if lies is where or _equivalent(lies, where, buffer.ndim):
+    if _equivalent(buffer.sharding, where, buffer.ndim):
         return buffer
     metrics.count("replicated")
     if described.is_described(buffer):

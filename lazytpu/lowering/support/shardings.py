@@ -41,6 +41,8 @@ def named(sharding: Sharding) -> NamedSharding:
 def _named(sharding: Sharding, topology: target.Topology | None) -> NamedSharding:
     if sharding.own:
         return NamedSharding(mesh_of(sharding.mesh), PartitionSpec(sharding.mesh.axis_names))
+    if sharding.is_replicated:
+        return _replicated(sharding.mesh, topology)  # one object, so that `is` finds most that are replicated
     entries = [PartitionSpec.UNCONSTRAINED if entry is ... else entry for entry in sharding.entries()]
     return NamedSharding(mesh_of(sharding.mesh), PartitionSpec(*entries))
 
