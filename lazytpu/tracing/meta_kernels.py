@@ -71,7 +71,7 @@ def _normal(mean: torch.Tensor, std: torch.Tensor, *, generator: torch.Generator
 
 
 def _nansum(
-    x: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: torch.Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Return the sum over the dimensions, all if there are none of them: torch's own takes these for no dimension."""
     return torch.sum(x, dim, keepdim, dtype=dtype)

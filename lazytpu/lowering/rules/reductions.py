@@ -168,12 +168,24 @@ def aminmax(out, x, dim=None, keepdim=False):
 
 
 def _moments(x, dim, correction):
-    """Return mean and variance over dims, in the dtype eager accumulates in."""
+    """Return mean and variance over dims, in the dtype eager accumulates in.
+
+    The mean of what is left rounds the mean a second time: equal elements have no variance then, as in eager, and that
+    of others does not depend on how far they are from zero.
+    """
     axes = axes_of(dim, x.ndim)
     x = lax.convert_element_type(x, wide(x.dtype))
     count = count_of(x, axes)
-    mean = lax.reduce_sum(x, axes) / jnp.asarray(count, x.dtype)
-    away = x - jnp.broadcast_to(keep(mean, axes), x.shape)
+
+    def mean_of(x):
+        return lax.reduce_sum(x, axes) / jnp.asarray(count, x.dtype)
+
+    def from_centre(centre):
+        return x - jnp.broadcast_to(keep(centre, axes), x.shape)
+
+    mean = mean_of(x)
+    mean = mean + mean_of(from_centre(mean))
+    away = from_centre(mean)
     square = away * away if jnp.isrealobj(x) else lax.real(away) ** 2 + lax.imag(away) ** 2
     free = jnp.maximum(jnp.asarray(count - (1 if correction is None else correction), square.dtype), 0)
     return mean, lax.reduce_sum(square, axes) / free
