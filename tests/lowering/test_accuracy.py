@@ -116,3 +116,16 @@ def test_bessel_functions_are_those_of_cephes(device: torch.device, dtype: torch
         want = torch.where(x.isfinite(), torch.from_numpy(exact).to(dtype), eager)
         torch.testing.assert_close(got.cpu(), want, rtol=rtol, atol=atol, equal_nan=True, msg=name)
         torch.testing.assert_close(got.cpu(), eager, rtol=2e-4, atol=1e-6, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_equal_elements_do_not_deviate(device: torch.device, dtype: torch.dtype) -> None:
+    """Or ``x / std`` would not be caught where a feature is constant."""
+    x = torch.tensor([0.1, -7.7, 1000.1], dtype=dtype).expand(101, 3).contiguous().to(device)
+    for deviation in (x.std(0), x.T.contiguous().var(1), torch.var_mean(x, 0)[0], x[:, 1].std()):
+        assert not deviation.cpu().any()
+
+
+def test_variance_far_from_zero(device: torch.device) -> None:
+    x = 1e6 + 10 * torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(x.to(device).var(1).cpu().double(), x.double().var(1), rtol=1e-4, atol=0)

@@ -6,6 +6,7 @@ pytest prints names what the installed XLA has mended.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,6 +65,27 @@ def test_extremes_of_long_rows_keep_nan() -> None:
     for function in (torch.amax, torch.amin):
         assert function(x.to(device), 1).isnan().cpu().all()
     assert x.to(device).max().isnan().item()
+
+
+WRAPPED: dict[str, Callable[[Tensor], Tensor]] = {
+    "abs": lambda x: x.abs() < 0,
+    "quotient of abs": lambda x: x.abs() // 3,
+    "product": lambda x: x * x < 0,
+    "square": lambda x: x.square() // 3,
+    "power": lambda x: x**2 < 0,
+    "fourth power": lambda x: x**4 // 7,
+    "abs of a list": lambda x: torch._foreach_abs([x])[0] < 0,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64], ids=str)
+def test_integers_that_wrap_around_are_negative(dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.min, -3, 0, 5, math.isqrt(info.max) + 1], dtype=dtype)
+    ours = [f(x.to(device)) for f in WRAPPED.values()]
+    lazytpu.mark_step()
+    for (name, f), got in zip(WRAPPED.items(), ours, strict=True):
+        assert torch.equal(got.cpu(), f(x)), name
 
 
 LARGE = [89.0, 130.0, 3e19, 3e38, -80.0, -130.0, -3e19, 1e-25, 2e-38, 0.0, -0.0, 1.5, float("inf"), float("nan")]
@@ -173,6 +195,11 @@ _WRONG_IN_JAX: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[tupl
         lambda x: x * 0.1 - (x * 0.1).max(-1, keepdims=True),
         lambda x: x * np.float32(0.1) - (x * np.float32(0.1)).max(-1, keepdims=True),
         [(40, 5)],
+    ),
+    "the sign of a square": (
+        lambda x: jnp.square((x + 46341).astype(jnp.int32)) < 0,
+        lambda x: np.square((x + 46341).astype(np.int32)) < 0,
+        [(4,)],
     ),
     "a logarithm of an exponential": (lambda x: jnp.log(jnp.exp(x + 100)), lambda x: x + np.inf, [(4,)]),
 }

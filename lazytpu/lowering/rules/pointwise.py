@@ -209,6 +209,8 @@ def _abs(out, x):
         return x
     if is_complex(x.dtype):
         return cast(complex_functions.absolute(x), out.dtype)
+    if jnp.issubdtype(x.dtype, jnp.signedinteger):
+        return lax.select(lax.lt(x, lax.full_like(x, 0)), lax.neg(x), x)  # XLA takes its own ``abs`` for never negative
     return cast(lax.abs(cast(x, compute_dtype(x.dtype))), out.dtype)
 
 

@@ -158,6 +158,8 @@ def absolute(z):
 def product(x, y):
     """Return ``x y``; of complex numbers, each product of parts is rounded, so that ``x conj(x)`` is real."""
     if not is_complex(x.dtype):
+        if x is y and jnp.issubdtype(x.dtype, jnp.signedinteger):
+            return lax.neg(lax.mul(x, lax.neg(x)))  # XLA takes a square for never negative, also where it wraps around
         return lax.mul(x, y)
     a, b, c, d = lax.real(x), lax.imag(x), lax.real(y), lax.imag(y)
     ac, bd, ad, bc = (rounded_as_is(p * q) for p, q in ((a, c), (b, d), (a, d), (b, c)))
@@ -201,7 +203,7 @@ def power(x, n):
 
 
 def integer_power(z, n):
-    return reduce(product, [z] * n) if is_complex(z.dtype) else lax.integer_pow(z, n)
+    return lax.integer_pow(z, n) if jnp.issubdtype(z.dtype, jnp.floating) else reduce(product, [z] * n)
 
 
 def reciprocal(z):
