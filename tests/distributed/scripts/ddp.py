@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer, _apply_optimizer_in_backward
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.distributed.scripts.training import (
     STEPS,
@@ -230,3 +231,35 @@ def zero_of_views(device: Device) -> Any:
     with Join([net, optimizer]):
         _train_fewer_on_later_ranks(net, optimizer, device)
     return contents(net)
+
+
+@script("DDP: DistributedSampler, shuffled, of uneven length")
+def sampled(device: Device) -> Any:
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(27, 6), torch.randint(0, 4, (27,)))
+    sampler: DistributedSampler[Any] = DistributedSampler(data, seed=3)
+    net = DDP(model().to(device))
+    optimizer, losses = torch.optim.AdamW(net.parameters(), 1e-2), []
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        for x, y in DataLoader(data, 5, sampler=sampler):
+            loss = F.cross_entropy(net(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+            end_step(device)
+    return losses, contents(net)
+
+
+@script("DDP: optimizers that step in the backward pass")
+def in_backward(device: Device) -> Any:
+    net = model().to(device)
+    _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.1})
+    wrapped, losses = DDP(net), []
+    for x, y in batches(device):
+        loss = F.cross_entropy(wrapped(x), y)
+        loss.backward()
+        losses.append(loss.detach())
+        end_step(device)
+    return losses, contents(net)
