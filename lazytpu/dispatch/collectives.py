@@ -4,15 +4,18 @@ one process, whatever its backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from lazytpu.dispatch import exchange
 from lazytpu.dispatch.exchange import Group, Reduction
 from lazytpu.errors import LazyTPUError
+from lazytpu.ir.op_schema import Arg
 
 Tensor = torch.Tensor
 _libraries: list[torch.library.Library] = []
@@ -21,6 +24,8 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 groups: dict[str, Group] = {}
 """The groups of our backend, by the name that torch gives them in this process."""
 
+_group_named: Callable[[str], Arg] = vars(c10d)["_resolve_process_group"]
+_awaited: MutableMapping[Tensor, dist.Work] = WeakTensorKeyDictionary()  # what goes through the host
 _ALONE = exchange.group_of((0,), 0, 1)
 
 
@@ -133,8 +138,30 @@ def all_to_all(x: Tensor, output_split_sizes: Sequence[int], input_split_sizes: 
     return exchange.all_to_all_in_parts(x, output_split_sizes, input_split_sizes, found)
 
 
+@_kernel("isend")
+def isend(x: Tensor, peer: int, tag: int, group: str) -> Tensor:
+    _awaited[x] = _group_named(group).send([x], peer, tag)
+    return x
+
+
+@_kernel("irecv")
+def irecv(x: Tensor, peer: int, tag: int, group: str) -> Tensor:
+    _awaited[x] = _group_named(group).recv([x], peer, tag)
+    return x
+
+
+@_kernel("batch_p2p_ops")
+def batch_p2p_ops(
+    ops: Sequence[str], peers: Sequence[int], tags: Sequence[int], xs: Sequence[Tensor], group: str
+) -> list[Tensor]:
+    call = {"isend": isend, "irecv": irecv}
+    return [call[op](x, peer, tag, group) for op, peer, tag, x in zip(ops, peers, tags, xs, strict=True)]
+
+
 @_kernel("wait_tensor")
 def wait_tensor(x: Tensor) -> Tensor:
+    if _awaited and (work := _awaited.pop(x, None)) is not None:
+        work.wait()
     return x
 
 
@@ -145,4 +172,5 @@ def register() -> None:
     library = torch.library.Library("_c10d_functional", "IMPL")
     _libraries.append(library)
     for name, kernel in _KERNELS.items():
-        library.impl(name, kernel, "PrivateUse1")
+        if hasattr(torch.ops._c10d_functional, name):  # an older torch has not all
+            library.impl(name, kernel, "PrivateUse1")

@@ -218,6 +218,22 @@ def test_functional_collectives_and_their_gradients() -> None:
 
 
 @on_ranks(2)
+def test_functional_sends_have_arrived_when_they_are_waited_for() -> None:
+    functional, name, other = torch.ops._c10d_functional, dist.group.WORLD.group_name, 1 - dist.get_rank()
+
+    def run(device: Device) -> list[torch.Tensor]:
+        received, sent = torch.zeros(3, device=device), given(device, 3)
+        for work in (functional.irecv(received, other, 0, name), functional.isend(sent, other, 0, name)):
+            functional.wait_tensor(work)
+        both = [torch.zeros(2, device=device), given(device, 2)]
+        for work in functional.batch_p2p_ops(["irecv", "isend"], [other, other], [0, 0], both, name):
+            functional.wait_tensor(work)
+        return [received + 1, *both]
+
+    matched(run)
+
+
+@on_ranks(2)
 def test_a_collective_runs_where_nobody_needs_its_result() -> None:
     x = torch.ones(3, device=lazytpu.device()) * (dist.get_rank() + 1)
     dist.all_reduce(x)
