@@ -63,6 +63,8 @@ def _iterations(node: Node) -> int:
 _FORMULAS: dict[object, Callable[..., int]] = {
     aten.linear: lambda x, weight, *bias: 2 * prod(x) * weight[0],
     aten.linear_backward: lambda x, grad, weight, mask: 2 * prod(x) * weight[0] * (mask[0] + mask[1]),
+    aten.matmul: lambda x, other: 2 * prod(x) * other[-1],
+    aten.matmul_backward: lambda grad, x, other, mask: 2 * prod(x) * other[-1] * (mask[0] + mask[1]),
     aten._scaled_dot_product_fused_attention_overrideable: lambda *given: int(sdpa_flop_count(*given[:3])),
     aten._scaled_dot_product_fused_attention_overrideable_backward: (
         lambda *given: int(sdpa_backward_flop_count(*given[:4]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,7 +13,6 @@ from lazytpu.dispatch.general import call_meta, functional, on_other_device
 from lazytpu.dispatch.handwritten import kernel
 from lazytpu.errors import UnsupportedOpError
 from lazytpu.ir.op_schema import aten, op_of
-from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.tracing.record import is_device_tensor
 
@@ -272,42 +270,3 @@ def convolution(recorded: Callable[..., object]) -> Callable[..., object]:
         return recorded(*args)
 
     return kernel
-
-
-_LINEAR = aten.linear.default
-_linear_handle = _LINEAR._handle.redispatch_boxed
-_modes = torch._C._len_torch_dispatch_stack
-_BELOW_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
-# Leads to torch's own derivative of `linear`, which it has for nested tensors and for devices with such a kernel.
-_WITH_GRADIENT = _BELOW_AUTOGRAD.add(torch._C.DispatchKey.AutogradNestedTensor)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear`` as one node with one gradient node, on the way through autograd.
-
-    Torch composes it of a transposition and ``addmm`` on most devices, which are nine nodes with their gradients.  That
-    stays where one derivative for all three arguments would save a tensor that eager does not save, as the
-    user would notice who writes to it, and under a ``TorchDispatchMode``, which may look for ``addmm``: torch's
-    counter of FLOPs does.
-    """
-    if type(x) is LazyTensor and type(weight) is LazyTensor and forward_ad._current_level < 0 and not _modes():
-        if x.requires_grad:
-            way = _WITH_GRADIENT if weight.requires_grad else None
-        else:
-            way = None if weight.requires_grad or (bias is not None and bias.requires_grad) else _BELOW_AUTOGRAD
-        if way is None and not torch.is_grad_enabled():
-            way = _BELOW_AUTOGRAD
-        if way is not None and _is_plain(x._s.layout, weight._s.layout, bias):
-            fused: Tensor = _linear_handle(way, x, weight, bias)
-            return fused
-    composed: Tensor = _LINEAR.decompose(x, weight, bias)
-    return composed
-
-
-def _is_plain(x: Layout, weight: Layout, bias: Tensor | None) -> bool:
-    """Return whether eager's results and gradients are contiguous and real, and nothing broadcasts."""
-    if not (x.contiguous and weight.contiguous and len(weight.size) == 2 and len(x.size) > 1):
-        return False
-    if 0 in x.size or 0 in weight.size or x.dtype.is_complex:
-        return False
-    return bias is None or (type(bias) is LazyTensor and bias._s.layout.size == weight.size[:1])

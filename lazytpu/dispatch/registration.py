@@ -25,6 +25,7 @@ from lazytpu.dispatch import (
     geometry,
     half_fft,
     indices,
+    products,
     recurrent,
 )
 from lazytpu.dispatch.general import functional, in_place, unsafe_view, view
@@ -140,7 +141,11 @@ def _register_kernels() -> None:
         # torch's composition of it writes to an `_unsafe_view` of what was given, which is a copy here
         library.impl("kron.out", _made_when_called(lambda: _with_out(aten.kron.out)), KEY)
         library.impl("linear", kernel_for(aten.linear.default), KEY)
-        library.impl("linear", composites.linear, f"Autograd{KEY}")
+        library.impl("linear", products.linear, f"Autograd{KEY}")
+        through, below = products.matmul(*map(kernel_for, (aten.matmul.default, aten.mm.default)))
+        library.impl("matmul", through, f"Autograd{KEY}")
+        library.impl("matmul", below, KEY)
+        library.impl("matmul_backward", products.matmul_backward, f"Autograd{KEY}")
 
 
 def _on_a_device_there_is(kernel: Any) -> Any:

@@ -29,11 +29,13 @@ from lazytpu.ir.tree import Node, Value, operands
 from lazytpu.lowering.registry import Args
 
 _LARGE = 4096  # bytes from which a copy costs more than to start it
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "linear_backward"}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "linear_backward", "matmul", "matmul_backward"}
 _BY_ELEMENT = ("_foreach_", "_fused_")
-# Ops that give the gradients of their input, weight and bias: input, incoming gradient and weight among the arguments.
+# Ops that give the gradients of input and weight, and perhaps bias: input, incoming gradient and weight among their
+# arguments.
 _BACKWARD: dict[str, Callable[[Args], Sequence[Value]]] = {
     "linear_backward": lambda args: args[:3],
+    "matmul_backward": lambda args: (args[1], args[0], args[2]),
     "convolution_backward": lambda args: (args[1], args[0], args[2]),
 }
 
@@ -130,7 +132,7 @@ def _dependencies(node: Node) -> Iterator[tuple[Value, list[Value]]]:
     if getattr(node.op.recorded, "_opname", "") in _BACKWARD:
         x, grad, weight = _BACKWARD[node.op.recorded._opname](node.args)
         sources = ([grad, weight], [grad, x], [grad])
-        yield from ((value, found) for value, found in zip(node.values, sources, strict=True) if value is not None)
+        yield from ((value, found) for value, found in zip(node.values, sources, strict=False) if value is not None)
     elif not _is_by_element(node):
         every = [x for x in operands(node) if type(x) is Value]
         yield from ((value, every) for value in node.values if value is not None)

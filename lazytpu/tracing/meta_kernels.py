@@ -109,6 +109,13 @@ def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> t
     return torch.cat([x.narrow(dims[0], start, size - start), x.narrow(dims[0], 0, start)], dims[0])
 
 
+def _matmul_backward(
+    grad: torch.Tensor, x: torch.Tensor, other: torch.Tensor, mask: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """Return the gradients of both factors; torch has them for nested tensors only."""
+    return [t.new_empty(t.shape) if wanted else None for t, wanted in zip((x, other), mask, strict=True)]
+
+
 _ATTENTION_BACKWARD = "_scaled_dot_product_fused_attention_overrideable_backward"
 
 
@@ -121,5 +128,6 @@ def register() -> None:
     _library.impl("normal.Tensor_Tensor", _normal, "Meta", allow_override=True)
     _library.impl("nansum", _nansum, "Meta", allow_override=True)
     _library.impl("roll", _roll, "Meta", allow_override=True)
+    _library.impl("matmul_backward", _matmul_backward, "Meta", allow_override=True)
     _library.impl("multinomial", _multinomial, "Meta", allow_override=True)
     _library.impl("multilabel_margin_loss_forward", _multilabel_margin_loss, "Meta", allow_override=True)

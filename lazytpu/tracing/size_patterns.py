@@ -50,6 +50,8 @@ _COPYING = {
     aten.isin.Tensor_Tensor,
     aten.linear.default,
     aten.linear_backward.default,
+    aten.matmul.default,
+    aten.matmul_backward.default,
     aten.max.dim,
     aten.mean.dim,
     aten.min.dim,

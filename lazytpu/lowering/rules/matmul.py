@@ -128,7 +128,21 @@ def addr(out, x, u, v, *, beta=1, alpha=1):
 
 @lowers(aten.matmul.default)
 def matmul(out, a, b):
-    return jnp.matmul(a, b, preferred_element_type=compute_dtype(out.dtype)).astype(out.dtype)
+    batch = tuple(range(b.ndim - 2))
+    if a.ndim < 2 or b.ndim < 2 or a.shape[: b.ndim - 2] != b.shape[:-2]:
+        y = jnp.matmul(a, b, preferred_element_type=compute_dtype(out.dtype))
+    else:
+        y = product(a, b, ((a.ndim - 1,), (b.ndim - 2,)), (batch, batch))
+    return lax.convert_element_type(y, out.dtype)
+
+
+@lowers(aten.matmul_backward.default)
+def matmul_backward(out, grad, a, b, mask):
+    last, batch = b.ndim - 1, tuple(range(b.ndim - 2))
+    rows = tuple(range(len(batch), grad.ndim - 1))
+    da = product(grad, b, ((grad.ndim - 1,), (last,)), (batch, batch)) if mask[0] else None
+    db = product(a, grad, (rows, rows), (batch, batch)) if mask[1] else None
+    return [None if x is None else lax.convert_element_type(x, o.dtype) for x, o in zip((da, db), out, strict=True)]
 
 
 @lowers(aten.linear.default)
