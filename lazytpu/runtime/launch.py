@@ -14,7 +14,7 @@ from lazytpu.errors import ExecutionError
 from lazytpu.ir.graph import Graph
 from lazytpu.lowering.lower import type_of
 from lazytpu.observe import metrics, regions, step_statistics
-from lazytpu.runtime import client
+from lazytpu.runtime import client, together
 from lazytpu.runtime.client import Buffer, Scalars
 from lazytpu.runtime.executable import Executable, failure
 from lazytpu.runtime.host import memory
@@ -139,7 +139,7 @@ def _make_room(executable: Executable) -> None:
     The host runs ahead of the device by several steps, each of which would hold its own: a vision transformer's process
     took 1.8 GB instead of 1.4.
     """
-    if executable.alone and _large and not (_large[0].is_deleted() or _large[0].is_ready()):
+    if executable.alone and not all(map(together.is_ready, _large)):
         finished(_large)
         time.sleep(_GIVING_BACK_S)
     if executable.needs:

@@ -40,7 +40,7 @@ def wait(buffers: Sequence[Buffer]) -> None:
     """
     for buffer in buffers:
         pause, asked = _SHORTEST_S, time.monotonic()
-        while not _is_ready(buffer):
+        while not is_ready(buffer):
             world.ranks().check()
             if deferred:
                 raise WorldError("interrupted while waiting for the device")
@@ -61,7 +61,8 @@ def has_failed() -> bool:
     return bool(_failed)
 
 
-def _is_ready(buffer: Buffer) -> bool:
+def is_ready(buffer: Buffer) -> bool:
+    """Return whether a buffer is computed, or gone."""
     return buffer.is_deleted() or bool(vars(type(buffer))["is_ready"](buffer))  # which jax's stubs leave out
 
 
@@ -106,7 +107,7 @@ def _end(process: int) -> None:
         return
     deadline = time.monotonic() + _AT_EXIT_S
     for buffer in _latest:
-        while not _is_ready(buffer):
+        while not is_ready(buffer):
             stuck = bool(_failed) or bool(world.ranks().dead())
             if stuck and time.monotonic() > deadline:
                 sys.stdout.flush()

@@ -87,8 +87,11 @@ def dimensions(root: Layout, layout: Layout) -> tuple[int | None, ...] | None:
     free = {d: pair for d, pair in enumerate(zip(root.size, root.stride, strict=True)) if pair[0] != 1}
     found: list[int | None] = []
     for size, stride in zip(layout.size, layout.stride, strict=True):
-        found.append(next((d for d, pair in free.items() if pair == (size, stride)), None))
-        if size != 1 and free.pop(found[-1], None) is None:
+        at = next((d for d, pair in free.items() if pair == (size, stride)), None)
+        found.append(at)
+        if at is not None:
+            del free[at]
+        elif size != 1:
             return None
     return None if free or layout.offset or layout.dtype != root.dtype or layout.bits else tuple(found)
 
