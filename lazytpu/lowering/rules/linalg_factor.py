@@ -9,7 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import torch
-from jax import export, lax
+from jax import lax
 
 from lazytpu.lowering.registry import lowers, target_platform
 from lazytpu.versions import passing_op
@@ -76,6 +76,8 @@ def svd(a, **how):
     decompose = partial(lax.linalg.svd, **how)
     if target_platform() != "tpu" or a.dtype in (jnp.float64, jnp.complex128):
         return decompose(a)
+    from jax import export  # loads flatbuffers where it is installed
+
     with jax.enable_x64(False):
         exported = export.export(jax.jit(decompose), platforms=("tpu",))(jax.ShapeDtypeStruct(a.shape, a.dtype))
     return exported.call(a)
