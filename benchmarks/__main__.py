@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from benchmarks import allocation, compare, cpu_lowerings, record
+from benchmarks import allocation, compare, cpu_lowerings, record, scale
 from benchmarks.growth import __main__ as growth
 from benchmarks.page import PAGE, RESULTS, ROOT, TABLES, write_part
 
@@ -20,6 +20,7 @@ PARTS = {
     "cpu_lowerings": cpu_lowerings.markdown,
     "record": record.markdown,
     "allocation": allocation.markdown,
+    "scale": scale.markdown,
     "growth": growth.markdown,
 }
 
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cpu_lowerings.main(["--json"]),
             record.main(xla),
             allocation.main([]),
+            scale.main([]),
             growth.main(plots),
         )
     write_pages()
