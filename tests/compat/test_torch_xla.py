@@ -57,7 +57,9 @@ def test_a_missing_module_says_what_to_use(module: str) -> None:
 
 
 def test_a_missing_name_says_what_to_use() -> None:
-    with pytest.raises(ImportError, match=r"no torch_xla\.core\.xla_model\.send; not needed: one device has no peer"):
+    with pytest.raises(
+        ImportError, match=r"no torch_xla\.core\.xla_model\.send; use instead: torch\.distributed\.send"
+    ):
         exec("from torch_xla.core.xla_model import send", {})
     with pytest.raises(ImportError, match="cannot import name 'no_such_thing'"):
         exec("from torch_xla.core.xla_model import no_such_thing", {})
