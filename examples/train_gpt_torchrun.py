@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/train_gpt_torchrun.py --how ddp       # each process has the model
     torchrun --nproc-per-node 2 examples/train_gpt_torchrun.py --how fsdp      # and only a part of each parameter
-    torchrun --nproc-per-node 2 examples/train_gpt_torchrun.py --how tp        # parts of each layer
+    torchrun --nproc-per-node 4 examples/train_gpt_torchrun.py --how tp        # parts of each layer
     torchrun --nproc-per-node 4 examples/train_gpt_torchrun.py --how fsdp_tp   # parts of parts
     torchrun --nproc-per-node 2 examples/train_gpt_torchrun.py --how pp        # some of the layers
 
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="tpu", help="tpu or cpu")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=8, help="of all processes together")
-    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--width", type=int, default=64, help="a multiple of 16, the width of a head")
     parser.add_argument("--blocks", type=int, default=2)
     options = parser.parse_args(arguments)
 
