@@ -36,6 +36,7 @@ from lazytpu.errors import VersionError
 from lazytpu.ir.op_schema import OpOverload, aten, functional_variant, op_of, overload_named
 from lazytpu.lowering.decompose import can_lower
 from lazytpu.lowering.registry import rule_of
+from lazytpu.runtime.host.garbage import paused
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.torch_backend import (
     accelerator,
@@ -68,6 +69,7 @@ _LEAVE_TO_TORCH |= {"_assert_tensor_metadata", "_assert_scalar", "_functional_as
 _NOT_STRIDED = {"_conj", "_neg_view", "view.dtype", "view_as_real", "view_as_complex"}
 
 
+@paused()  # a quarter of the import's time otherwise: it would go through all that torch and jax have made
 def register() -> None:
     """Make torch know the device and every kernel; called once, by ``import lazytpu``.
 

@@ -1,28 +1,31 @@
 """Random ops where a graph is interpreted: the numbers of `rules/random_numbers`, from the same hash in numpy.
 
 Compiling the rule of each op would take a third of a second for each shape, and a text that is written word by word has
-a new one for each length.  Bits, masks and whole numbers are those of the compiled graph; what is made of logarithms
-may differ in the last digit.
+a new one for each length.  What numpy and torch round otherwise than XLA, normal numbers and logarithms, is computed by
+two programs for any shape, so that a seed gives the same numbers in each step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from functools import cache
+from typing import TypeAlias, TypeVar
 
 import jax
 import numpy as np
 import torch
+from jax import lax
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lazytpu.dtypes import HALVES, host_tensor
 from lazytpu.ir.tree import Node, Value
 from lazytpu.ir.types import TensorType
-from lazytpu.lowering.rules.random_numbers import mix
+from lazytpu.lowering.rules.random_numbers import mix, normals_of
 from lazytpu.lowering.support.attention_blocks import rows_at_a_time
 from lazytpu.runtime.composed import additive
+from lazytpu.runtime.host.interrupts import uninterrupted
 
 aten = torch.ops.aten
 Key = NDArray[np.uint64]  # seed and counter
@@ -30,9 +33,11 @@ _Words = NDArray[np.uint32]
 _Kind = TypeVar("_Kind", np.uint32, np.uint64)
 _Number = float | Tensor  # an argument; one of numpy where it is an input of the graph
 _Results = Sequence[Tensor | None]
+_Function: TypeAlias = Callable[[jax.Array], jax.Array]
 _mix: Callable[[_Words], _Words] = mix
 _drawn_at_once: Callable[..., int] = rows_at_a_time
 _AT_ONCE = 1 << 15  # words: what is hashed at once stays in the cache of a core
+_SHORT = 1 << 8
 
 
 def _keys(rng: Key) -> tuple[_Words, _Words]:
@@ -90,7 +95,26 @@ def _normals(rng: Key, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     if dtype.is_complex:
         parts = _normals(rng, (2, *size), dtype.to_real()) * math.sqrt(0.5)
         return torch.complex(parts[0], parts[1])
-    return torch.erfinv(2 * _uniforms(rng, size, dtype, open_ends=True) - 1) * math.sqrt(2)
+    return _as_compiled(normals_of, _uniforms(rng, size, dtype, open_ends=True))
+
+
+def _as_compiled(function: _Function, u: Tensor) -> Tensor:
+    """Return a function of numbers of (0, 1) to the last digit as in a compiled graph."""
+    given = u.numpy().reshape(-1)
+    found, start = np.empty_like(given), 0
+    while start < given.size:
+        length = _SHORT if given.size - start <= _SHORT else _AT_ONCE
+        part = given[start : start + length]
+        padded = np.pad(part, (0, length - part.size), constant_values=0.5)
+        found[start : start + part.size] = np.asarray(_program(function, padded.dtype, length)(padded))[: part.size]
+        start += length
+    return host_tensor(found.reshape(tuple(u.shape)))
+
+
+@cache
+def _program(function: _Function, dtype: np.dtype[np.generic], length: int) -> Callable[..., jax.Array]:
+    with uninterrupted(), jax.enable_x64(True):
+        return jax.jit(function).lower(jax.ShapeDtypeStruct((length,), dtype)).compile()
 
 
 def _mask(rng: Key, size: Sequence[int], p: _Number) -> Tensor:
@@ -148,11 +172,19 @@ def _randn(out: TensorType, rng: Key, *_: object, **__: object) -> Tensor:
 def _uniform(out: TensorType, rng: Key, x: Tensor, low: _Number = 0.0, high: _Number = 1.0, **ends: _Number) -> Tensor:
     dtype = _wide(out.dtype)
     first, last = (torch.tensor(end, dtype=dtype) for end in (ends.get("from", low), ends.get("to", high)))
-    return first + _uniforms(rng, out.size, dtype) * (last - first)
+    return _moved(_uniforms(rng, out.size, dtype), last - first, first)
 
 
 def _normal(out: TensorType, rng: Key, mean: _Number, std: _Number = 1.0, *_: object, **__: object) -> Tensor:
-    return mean + _randn(out, rng) * std
+    return _moved(_randn(out, rng), std, mean)
+
+
+def _moved(x: Tensor, factor: _Number, shift: _Number) -> Tensor:
+    """Return ``x * factor + shift``, rounded as in the compiled graph."""
+    if x.dtype != torch.float32:
+        return x * factor + shift
+    factor, shift = (torch.as_tensor(y, dtype=x.dtype).double() for y in (factor, shift))
+    return (x.double() * factor + shift).to(x.dtype)
 
 
 def _bernoulli(out: TensorType, rng: Key, x: Tensor, p: _Number | None = None, **_: object) -> Tensor:
@@ -240,7 +272,7 @@ RANDOM: dict[torch._ops.OpOverload, Callable[..., Tensor | _Results]] = {
     aten.normal.float_float: _normal,
     aten.normal.Tensor_Tensor: _normal,
     aten.exponential.default: lambda out, rng, x, lambd=1.0, **_: (
-        -_uniforms(rng, out.size, _wide(out.dtype), open_ends=True).log() / lambd
+        -_as_compiled(lax.log, _uniforms(rng, out.size, _wide(out.dtype), open_ends=True)) / lambd
     ),
     **dict.fromkeys((aten.bernoulli.p, aten.bernoulli.Tensor, aten.bernoulli.default), _bernoulli),
     **dict.fromkeys(

@@ -18,7 +18,7 @@ Draws = dict[str, Callable[[torch.Tensor], torch.Tensor | tuple[torch.Tensor, ..
 pytestmark = pytest.mark.usefixtures("interpreting")
 
 
-# Bits, masks, whole numbers and uniform numbers are the same; logarithms and their like may differ in the last digit.
+# The same to the last bit; complex numbers and sums of attention are not.
 SAME: Draws = {
     "rand": lambda x: torch.rand(5, 3, device=x.device),
     "rand, float64": lambda x: torch.rand(5, 3, device=x.device, dtype=torch.float64),
@@ -26,6 +26,7 @@ SAME: Draws = {
     "rand of more than is hashed at once": lambda x: torch.rand(40_001, device=x.device),
     "rand_like, transposed": lambda x: torch.rand_like(x.t()),
     "uniform": lambda x: x.clone().uniform_(-2, 3),
+    "uniform, ends that are constants": lambda x: torch.empty(1000, device=x.device).uniform_(-0.1, 0.1),
     "bernoulli of tensors": lambda x: x.bernoulli(),
     "bernoulli of a number": lambda x: x.clone().bernoulli_(0.3),
     "bernoulli, float64": lambda x: x.double().bernoulli(),
@@ -43,13 +44,17 @@ SAME: Draws = {
     "multinomial": lambda x: torch.multinomial(x + 0.1, 3),
     "multinomial with replacement": lambda x: torch.multinomial(x + 0.1, 20, replacement=True),
     "nothing": lambda x: (torch.rand(0, 3, device=x.device), F.dropout(x[:0])),
-}
-CLOSE: Draws = {
     "randn": lambda x: torch.randn(50, device=x.device),
     "randn, float64": lambda x: torch.randn(50, device=x.device, dtype=torch.float64),
-    "randn, complex64": lambda x: torch.randn(50, device=x.device, dtype=torch.complex64),
     "normal": lambda x: (x.clone().normal_(2, 3), torch.normal(x, x + 1), torch.normal(x, 2.0), torch.normal(1.0, x)),
     "exponential": lambda x: x.clone().exponential_(2.0),
+    "many normal numbers": lambda x: torch.randn(40_001, device=x.device),
+    "many uniform numbers between": lambda x: torch.empty(40_001, device=x.device).uniform_(-2.1, 3.3),
+    "many normal numbers about another mean": lambda x: torch.empty(40_001, device=x.device).normal_(2.1, 3.3),
+    "exponential, float64": lambda x: x.double().exponential_(2.1),
+}
+CLOSE: Draws = {
+    "randn, complex64": lambda x: torch.randn(50, device=x.device, dtype=torch.complex64),
     "attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 1, 3, 4)] * 3, is_causal=True, dropout_p=0.4),
     "attention, a mask and groups": lambda x: F.scaled_dot_product_attention(
         x.view(1, 2, 2, 3), *[x.view(2, 1, 2, 3)[:1]] * 2, attn_mask=x.view(-1)[:4].view(2, 2), dropout_p=0.4,

@@ -25,7 +25,15 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers, lowers_each, target_platform
-from lazytpu.lowering.support.operands import cast, compute_dtype, is_floating, operand, operands, spread
+from lazytpu.lowering.support.operands import (
+    cast,
+    compute_dtype,
+    is_floating,
+    operand,
+    operands,
+    rounded_as_is,
+    spread,
+)
 from lazytpu.lowering.support.sort_keys import places_in_order
 
 aten = torch.ops.aten
@@ -92,7 +100,12 @@ def normals(rng, shape, dtype=jnp.float32):
         real = np.dtype("float32") if dtype == np.complex64 else np.dtype("float64")
         parts = normals(rng, (2, *shape), real) * real.type(np.sqrt(0.5))
         return lax.complex(parts[0], parts[1])
-    return dtype.type(np.sqrt(2)) * lax.erf_inv(2 * open_uniforms(rng, shape, dtype) - 1)
+    return normals_of(open_uniforms(rng, shape, dtype))
+
+
+def normals_of(u):
+    """Return standard normal numbers, each of a uniform one of (0, 1)."""
+    return rounded_as_is(u.dtype.type(np.sqrt(2)) * lax.erf_inv(2 * u - 1))
 
 
 def mask(rng, shape, p):
@@ -145,16 +158,27 @@ lowers_each(
 )
 
 
+def _moved(x, factor, shift):
+    """Return ``x * factor + shift``, which a graph that is interpreted has to the last digit.
+
+    LLVM may round the product or not.  That of two numbers of float32 is exact in float64, and nothing depends on it.
+    """
+    if x.dtype != jnp.float32 or target_platform() != "cpu":
+        return rounded_as_is(x * factor) + shift
+    wide, factor, shift = (cast(y, jnp.float64) for y in (x, factor, shift))
+    return cast(wide * factor + shift, x.dtype)
+
+
 @lowers(aten.uniform.default, dynamic="from to")
 def uniform(out, x, low=0.0, high=1.0, *, rng, generator=None, **ends):
     u = uniforms(rng, out.shape, compute_dtype(out.dtype))
     low, high = operands(out, ends.get("from", low), ends.get("to", high))
-    return cast(low + u * (high - low), out.dtype)
+    return cast(_moved(u, high - low, low), out.dtype)
 
 
 def _normal(out, mean, std, rng):
     z = normals(rng, out.shape, compute_dtype(out.dtype))
-    return operand(mean, out) + z * operand(std, out)
+    return _moved(z, operand(std, out), operand(mean, out))
 
 
 @lowers(aten.normal_functional.default, dynamic="mean std")

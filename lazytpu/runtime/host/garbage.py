@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from gc import callbacks, collect, get_count, get_threshold, isenabled
+from gc import callbacks, collect, disable, enable, get_count, get_threshold, isenabled
 
 _IN_PARTS = sys.version_info >= (3, 14)  # there the collector goes through a small part of all objects at a time
 _before = _a_step = 0  # collections of generation 0 since the last one of generation 1: at the last call, and by a step
@@ -29,6 +31,18 @@ def collect_before_step() -> None:
         collect(1)
         count = 0
     _before = count
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Keep the collector from running inside, where much is made that stays."""
+    was_enabled = isenabled()
+    disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            enable()
 
 
 def register() -> None:
