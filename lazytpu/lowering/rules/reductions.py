@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.registry import lowers, on_mesh
 from lazytpu.lowering.rules.shape import axis_of
 from lazytpu.lowering.support import sums
 from lazytpu.lowering.support.complex_functions import exp, quotient
@@ -170,8 +170,8 @@ def aminmax(out, x, dim=None, keepdim=False):
 def _moments(x, dim, correction):
     """Return mean and variance over dims, in the dtype eager accumulates in.
 
-    The mean of what is left rounds the mean a second time: equal elements have no variance then, as in eager, and that
-    of others does not depend on how far they are from zero.
+    The first element is subtracted from all: equal elements have no variance then, as in eager, and that of others does
+    not depend on how far they are from zero.  On a mesh each device would wait for the one that has it.
     """
     axes = axes_of(dim, x.ndim)
     x = lax.convert_element_type(x, wide(x.dtype))
@@ -180,12 +180,13 @@ def _moments(x, dim, correction):
     def mean_of(x):
         return lax.reduce_sum(x, axes) / jnp.asarray(count, x.dtype)
 
-    def from_centre(centre):
+    def away_from(centre, x):
         return x - jnp.broadcast_to(keep(centre, axes), x.shape)
 
     mean = mean_of(x)
-    mean = mean + mean_of(from_centre(mean))
-    away = from_centre(mean)
+    if not on_mesh() and x.size:
+        x = away_from(x[tuple([0 if d in axes else slice(None) for d in range(x.ndim)])], x)
+    away = away_from(mean_of(x), x)
     square = away * away if jnp.isrealobj(x) else lax.real(away) ** 2 + lax.imag(away) ** 2
     free = jnp.maximum(jnp.asarray(count - (1 if correction is None else correction), square.dtype), 0)
     return mean, lax.reduce_sum(square, axes) / free
