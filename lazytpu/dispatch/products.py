@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lazytpu.dispatch.general import COMPOSED
 from lazytpu.ir.op_schema import aten
-from lazytpu.ir.types import Size
+from lazytpu.runtime import composed
 from lazytpu.tensors.layout import Layout
 from lazytpu.tensors.tensor import LazyTensor
 
@@ -47,8 +47,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if way is not None and _is_plain(x._s.layout, weight._s.layout, bias):
             fused: Tensor = _linear_handle(way, x, weight, bias)
             return fused
-    composed: Tensor = _linear_handle(COMPOSED, x, weight, bias)
-    return composed
+    decomposed: Tensor = _linear_handle(COMPOSED, x, weight, bias)
+    return decomposed
 
 
 def _is_plain(x: Layout, weight: Layout, bias: Tensor | None) -> bool:
@@ -83,14 +83,14 @@ def matmul(recorded: _Product, mm: _Product) -> tuple[_Product, _Product]:
                     other = other if _is_one_row(b) else other.contiguous()
                     with_gradient: Tensor = _matmul_handle(_WITH_GRADIENT, x, other)
                     return with_gradient
-        return composed(x, other)
+        return decomposed(x, other)
 
     def below(x: Tensor, other: Tensor) -> Tensor:
         if type(x) is LazyTensor and type(other) is LazyTensor and _is_batched(x._s.layout, other._s.layout):
             return recorded(x, other)
-        return composed(x, other)
+        return decomposed(x, other)
 
-    composed: _Product = partial(_matmul_handle, COMPOSED)
+    decomposed: _Product = partial(_matmul_handle, COMPOSED)
     return kernel, below
 
 
@@ -99,8 +99,7 @@ def matmul_backward(grad: Tensor, x: Tensor, other: Tensor, mask: Sequence[bool]
     if not torch.is_grad_enabled() or not (grad.requires_grad or x.requires_grad or other.requires_grad):
         found: Sequence[Tensor | None] = _gradient_handle(_BELOW_AUTOGRAD, grad, x, other, mask)
         return found
-    rows = (x, grad) if other.dim() > 2 else (x.flatten(0, -2), grad.flatten(0, -2))
-    return grad @ other.mT if mask[0] else None, rows[0].mT @ rows[1] if mask[1] else None
+    return composed.matmul_backward(grad, x, other, mask)
 
 
 def _is_batched(x: Layout, other: Layout) -> bool:
@@ -115,7 +114,5 @@ def _is_batched(x: Layout, other: Layout) -> bool:
 
 def _is_one_row(layout: Layout) -> bool:
     """Return whether the matrices of a batch lie at equal distances, so that they need no copy for ``bmm``."""
-    size: Size = layout.size
-    stride: Size = layout.stride
-    steps = [(n, step) for n, step in zip(size[:-2], stride[:-2], strict=True) if n != 1]
+    steps = [(n, step) for n, step in zip(layout.size[:-2], layout.stride[:-2], strict=True) if n != 1]
     return all(far == near * n for (_, far), (n, near) in zip(steps, steps[1:], strict=False))

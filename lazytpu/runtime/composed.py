@@ -40,7 +40,8 @@ def _linear_backward(x: Tensor, grad: Tensor, weight: Tensor, mask: list[bool]) 
     ]
 
 
-def _matmul_backward(grad: Tensor, x: Tensor, other: Tensor, mask: list[bool]) -> _Results:
+def matmul_backward(grad: Tensor, x: Tensor, other: Tensor, mask: Sequence[bool]) -> _Results:
+    """Compute the gradients of a product of batches of matrices, or of rows and a matrix, by other products."""
     rows = (x, grad) if other.ndim > 2 else (x.flatten(0, -2), grad.flatten(0, -2))
     return [grad @ other.mT if mask[0] else None, rows[0].mT @ rows[1] if mask[1] else None]
 
@@ -151,7 +152,7 @@ COMPOSED: dict[torch._ops.OpOverload, Callable[..., Tensor | _Results]] = {
     aten._reshape_alias.default: _reshaped,
     aten._reshape_alias_copy.default: _reshaped,
     aten.linear_backward.default: _linear_backward,
-    aten.matmul_backward.default: _matmul_backward,
+    aten.matmul_backward.default: matmul_backward,
     aten._scaled_dot_product_fused_attention_overrideable.default: _attention,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _attention_backward,
     **GUARDED,

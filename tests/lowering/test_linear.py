@@ -10,6 +10,7 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 
 import lazytpu
+from tests.support.both_devices import check_refused, ops_of
 
 DEVICE = lazytpu.device()
 
@@ -79,11 +80,6 @@ def test_dtypes(dtype: torch.dtype) -> None:
     b.abs().sum().backward()
     for x, y in zip(ours, theirs, strict=True):
         torch.testing.assert_close(x.grad.cpu(), y.grad)
-
-
-def ops_of(*tensors: Any) -> list[str]:
-    text = lazytpu.ir_text(*tensors)
-    return [line.split("= ")[1].split("(")[0] for line in text.splitlines() if "= " in line]
 
 
 def test_it_is_one_node_and_its_gradient_another() -> None:
@@ -159,12 +155,7 @@ def test_a_weight_that_changes_before_the_backward_pass(needs: str) -> None:
 @pytest.mark.parametrize("shapes", [((4, 3), (5, 2), (5,)), ((2, 4, 3), (5, 2), None), ((4, 3), (5, 3), (4,))])
 @pytest.mark.parametrize("needs", ["", "xwb"])
 def test_errors_are_torch_s(shapes: Any, needs: str) -> None:
-    messages = []
-    for device in (DEVICE, "cpu"):
-        with pytest.raises(RuntimeError) as caught:
-            F.linear(*made(shapes, device, needs=needs))
-        messages.append(str(caught.value))
-    assert messages[0].splitlines()[0] == messages[1].splitlines()[0]
+    check_refused(lambda device: F.linear(*made(shapes, device, needs=needs)))
 
 
 def test_dtypes_that_differ_are_refused() -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 
 import lazytpu
+from tests.support.both_devices import check_refused, ops_of
 
 DEVICE = lazytpu.device()
 
@@ -78,11 +79,6 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
             assert all(t.grad is not None for t in pair)
         for x, y in zip(*made_ones, strict=True):
             torch.testing.assert_close(x.grad.cpu(), y.grad)
-
-
-def ops_of(*tensors: Any) -> list[str]:
-    text = lazytpu.ir_text(*tensors)
-    return [line.split("= ")[1].split("(")[0] for line in text.splitlines() if "= " in line]
 
 
 @pytest.mark.parametrize("name", ["batches", "heads", "rows and a matrix"])
@@ -162,23 +158,16 @@ def test_an_operand_that_changes_before_the_backward_pass(name: str, needs: str,
 )
 @pytest.mark.parametrize("needs", ["", "ab"])
 def test_errors_are_torch_s(shapes: Any, needs: str) -> None:
-    messages = []
-    for device in (DEVICE, "cpu"):
-        with pytest.raises(RuntimeError) as caught:
-            torch.matmul(*made(shapes, device, needs=needs))
-        messages.append(str(caught.value).splitlines()[0])
-    assert messages[0] == messages[1]
+    check_refused(lambda device: torch.matmul(*made(shapes, device, needs=needs)))
 
 
 @pytest.mark.parametrize("name", ["matrices", "heads", "rows and a matrix"])
 def test_dtypes_that_differ_are_refused_as_on_the_cpu(name: str) -> None:
-    messages = []
-    for device in (DEVICE, "cpu"):
+    def mixed(device: Any) -> torch.Tensor:
         a, b = made(SHAPES[name], device)
-        with pytest.raises(RuntimeError) as caught:
-            torch.matmul(a.float(), b)
-        messages.append(str(caught.value).splitlines()[0])
-    assert messages[0] == messages[1]
+        return a.float() @ b
+
+    check_refused(mixed)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+import lazytpu
+
 DEVICES = ("cpu", "tpu")
 
 
@@ -31,3 +33,19 @@ def mlp(device):
 def check(program, **tolerance):
     """Runs ``program(device)`` on both devices and compares what it returns."""
     close(program("cpu"), program("tpu"), **tolerance)
+
+
+def check_refused(program):
+    """Runs ``program(device)`` on both devices and compares the first lines of the errors that it raises."""
+    messages = []
+    for device in DEVICES:
+        with pytest.raises(RuntimeError) as caught:
+            program(device)
+        messages.append(str(caught.value).splitlines()[0])
+    assert messages[0] == messages[1]
+
+
+def ops_of(*tensors):
+    """The names of the ops that give tensors, in order."""
+    text = lazytpu.ir_text(*tensors)
+    return [line.split("= ")[1].split("(")[0] for line in text.splitlines() if "= " in line]
