@@ -1,8 +1,8 @@
 """Products that are one node with one gradient node, where torch would compose them: ``linear`` and ``matmul``.
 
-Torch composes ``F.linear`` of a transposition and ``addmm``, which are nine nodes with their gradients, and a product
-of batches of matrices of two expansions, three reshapes and ``bmm``, some twenty.  It also has one derivative for each,
-for nested tensors.  That is taken here on the way through autograd, except
+Torch composes ``F.linear`` of a transposition and ``addmm``, nine nodes with their gradients, and a product of batches
+of two expansions, three reshapes and ``bmm``, some twenty nodes.  For nested tensors it also has a single derivative of
+each, which is used here on the way through autograd, except
 
 * where one derivative for all arguments would save a tensor that eager does not save, as the user would notice who
   writes to it;

@@ -136,8 +136,8 @@ def start_ready(
 def _make_room(executable: Executable) -> None:
     """Wait until the last program with large temporaries has given them back, where this one has large ones as well.
 
-    The host runs ahead of the device by several steps, each of which would hold its own: a vision transformer's process
-    took 1.8 GB instead of 1.4.
+    The host runs several steps ahead of the device, and each would hold its own: a vision transformer's process took
+    1.8 GB instead of 1.4.
     """
     if executable.alone and not all(map(together.is_ready, _large)):
         finished(_large)

@@ -99,7 +99,7 @@ def _normals(rng: Key, size: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _as_compiled(function: _Function, u: Tensor) -> Tensor:
-    """Return a function of numbers of (0, 1) to the last digit as in a compiled graph."""
+    """Apply a function to numbers of (0, 1), rounded as in a compiled graph."""
     given = u.numpy().reshape(-1)
     found, start = np.empty_like(given), 0
     while start < given.size:

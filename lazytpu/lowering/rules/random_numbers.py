@@ -159,9 +159,9 @@ lowers_each(
 
 
 def _moved(x, factor, shift):
-    """Return ``x * factor + shift``, which a graph that is interpreted has to the last digit.
+    """Return ``x * factor + shift``, rounded alike whether a graph is interpreted or compiled.
 
-    LLVM may round the product or not.  That of two numbers of float32 is exact in float64, and nothing depends on it.
+    LLVM may or may not round the product before the sum; in float64 a product of float32 is exact, so both agree.
     """
     if x.dtype != jnp.float32 or target_platform() != "cpu":
         return rounded_as_is(x * factor) + shift

@@ -89,7 +89,7 @@ def reuses_pages() -> bool:
 def needed(compiled: object) -> tuple[int, bool]:
     """Return the bytes that a program takes beside its inputs, if they are many and memory is the host's; else 0.
 
-    And whether its temporaries are so large that it should wait for the program before it to give back its own.
+    Also return whether its temporaries are so large that it should wait until the program before it has freed its own.
     """
     if client.platform() != "cpu" or not isinstance(compiled, jax.stages.Compiled):
         return 0, False
