@@ -40,7 +40,22 @@ def written(x: Tensor) -> Tensor:
     return y.t()
 
 
-FUNCTIONS = [of_a_transpose, of_a_part, from_where_a_part_begins, of_a_new_transpose, of_a_part_of_several, written]
+def in_place(x: Tensor) -> Tensor:
+    y = (x * 2).t().clone()  # keeps the strides of the transpose
+    y.as_strided_([4], [1], 1)
+    y.mul_(10)
+    return y + 1
+
+
+FUNCTIONS = [
+    of_a_transpose,
+    of_a_part,
+    from_where_a_part_begins,
+    of_a_new_transpose,
+    of_a_part_of_several,
+    written,
+    in_place,
+]
 
 
 WIDE = torch.arange(12.0).view(4, 3)

@@ -120,7 +120,7 @@ def gather(scene: Scene) -> str | None:
     text = rng.choice(
         (
             f"{name}.index_select({d}, {index})",
-            f"{name}[{index}]" if d == 0 else f"{name}[..., {index}]" if d == t.dim() - 1 else f"{name}[:, {index}]",
+            f"{name}[..., {index}]" if 0 < d == t.dim() - 1 else f"{name}[{':, ' * d}{index}]",
             f"torch.take_along_dim({name}, {name}.argsort({d}, stable=True), {d})"
             if scene.exact and not t.is_complex()
             else name,
