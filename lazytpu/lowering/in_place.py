@@ -97,8 +97,13 @@ def after(values: Sequence[jax.Array], new: jax.Array) -> jax.Array:
 
 def _always_true(x: jax.Array) -> jax.Array:
     middle = [n // 2 for n in x.shape]  # elements at the edges may be constants, of padding
-    unsigned = jnp.dtype(f"uint{x.dtype.itemsize * 8}")
-    bits = lax.bitcast_convert_type(lax.slice(x, middle, [n + 1 for n in middle]).reshape(()), unsigned)
+    element = lax.slice(x, middle, [n + 1 for n in middle]).reshape(())
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        element = lax.real(element)
+    elif x.dtype == jnp.bool_:
+        element = element.astype(jnp.uint8)
+    unsigned = jnp.dtype(f"uint{element.dtype.itemsize * 8}")
+    bits = lax.bitcast_convert_type(element, unsigned)
     return lax.ne(lax.bitwise_or(bits, unsigned.type(1)), unsigned.type(0))
 
 

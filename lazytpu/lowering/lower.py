@@ -28,6 +28,7 @@ from lazytpu.ir.types import TensorType
 from lazytpu.lowering import loop_rows
 from lazytpu.lowering.bounds import report, report_rows
 from lazytpu.lowering.chains import kept, links_to_keep
+from lazytpu.lowering.collective_order import collectives_before, in_order
 from lazytpu.lowering.decompose import Type, lower_decomposed
 from lazytpu.lowering.foreach_groups import is_by_element, lower_rows, stretches_of
 from lazytpu.lowering.in_place import after, reads_before
@@ -68,6 +69,7 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
     waits = reads_before(graph) if on_one_cpu() else {}
     stretches = stretches_of(graph, set(waits))
     overlapping = overlapping_writes(graph)
+    before = collectives_before(graph)
     in_memory = links_to_keep(graph)
     to_round = products_to_round(graph) if len(graph.nodes) > 1 else frozenset()
     slices = SliceSums(graph)
@@ -79,7 +81,7 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
         scalars = ScalarInputs({"f": floats, "i": ints, "c": complexes}, first)
         arrays = _Arrays(dict(zip(graph.inputs, inputs, strict=True)), scalars)
         values = arrays.values
-        last, awaited = _last_uses(graph, stretches, waits), {v for reads in waits.values() for v in reads}
+        last, awaited = _last_uses(graph, stretches, waits, before), {v for reads in waits.values() for v in reads}
         ends: dict[int, list[Value]] = {}
         for value, i in last.items():
             ends.setdefault(i, []).append(value)
@@ -102,6 +104,8 @@ def function_of(graph: Graph, positions: Sequence[int] = ()) -> Callable[..., tu
                 args, kwargs = arrays.arguments(nodes[0])
                 if nodes[0] in overlapping:
                     args[1] = apart(args[1], args[0])
+                if nodes[0] in before:
+                    args[0] = in_order(arrays.given(before[nodes[0]]), args[0])
                 if graph.checked:
                     checks += report_rows(nodes[0].op.recorded, stretch.start, args, kwargs)
                 if sums is not None:
@@ -170,12 +174,15 @@ def _concatenated(outputs: list[jax.Array], count: int) -> list[jax.Array]:
     return [*outputs[:-count], lax.concatenate([x.reshape(-1) for x in outputs[-count:]], 0)]
 
 
-def _last_uses(graph: Graph, stretches: Sequence[range], waits: dict[Value, list[Value]]) -> dict[Value, int]:
+def _last_uses(
+    graph: Graph, stretches: Sequence[range], waits: dict[Value, list[Value]], before: dict[Node, Value]
+) -> dict[Value, int]:
     """Map values to the last stretch that needs them, so that tracing holds few arrays; outputs to the end."""
     last: dict[Value, int] = {}
     for i, stretch in enumerate(stretches):
         for node in graph.nodes[stretch.start : stretch.stop]:
-            for x in (*operands(node), *[x for v in node.values if v in waits for x in waits[v]]):
+            awaited = [x for v in node.values if v in waits for x in waits[v]]
+            for x in (*operands(node), *awaited, before.get(node)):
                 if type(x) is Value:
                     last[x] = i
     return last | dict.fromkeys(graph.outputs, len(stretches))

@@ -76,6 +76,22 @@ def test_comm_debug_mode_counts_collectives_as_it_counts_those_of_gloo() -> None
 
 
 @on_ranks(2)
+def test_a_program_has_its_collectives_in_the_order_of_recording() -> None:
+    device = lazytpu.device()
+    types = (torch.float32, torch.int64, torch.float16, torch.bool, torch.complex64)
+    sizes = [5000, 8, 300, 40, 77000, 6, 1200, 90, 2, 640, 20, 3400]
+    gathered = []
+    for i, n in enumerate(sizes):
+        parts = torch.empty(2 * n, dtype=types[i % 5], device=device)
+        dist.all_gather_into_tensor(parts, given(device, n, dtype=types[i % 5]))
+        gathered.append(parts)
+    results = [parts.logical_not() for parts in sorted(gathered, key=torch.numel)]
+    text = lazytpu.hlo_text(*results, optimized=True)
+    assert "is_scheduled=true" in text
+    assert [int(n) for n in re.findall(r" = \w+\[(\d+)\S* all-gather\(", text)] == [2 * n for n in sizes]
+
+
+@on_ranks(2)
 def test_gathering_and_reducing_in_all_forms() -> None:
     def run(device: Device) -> Any:
         n, x = dist.get_world_size(), given(device, 2, 3)
