@@ -29,6 +29,7 @@ _FEWEST_LARGE = 4000
 _LARGE = 1 << 18  # bytes
 _MOST_REJECTED = 32
 _MOST_COPIED = 1 / 16  # of the bytes that the iterations make
+_OPS_OF_A_KERNEL = 3  # which XLA fuses, about
 
 
 def rolled(graph: Graph) -> Graph:
@@ -43,10 +44,11 @@ def rolled(graph: Graph) -> Graph:
             return graph
         loops = [node for node in nodes if node.op is LOOP]
         rows = {value for node in loops for value in node.args[0].kept}
-        copying = [node.args[0] for node in loops if _copies(node, rows)]
-        if not copying:
+        results = {*graph.outputs}
+        unwanted = [node.args[0] for node in loops if _copies(node, rows) or _is_taken_apart(node, results)]
+        if not unwanted:
             return replace(graph, nodes=tuple(nodes))
-        for loop in copying:
+        for loop in unwanted:
             start, length = loop.positions[0], loop.iterations * len(loop.body.nodes)
             left.update(graph.nodes[start : start + length])
 
@@ -57,6 +59,12 @@ def _copies(node: Node, rows: set[Value]) -> bool:
     copied = sum(v.layout.nbytes for values in node.args[3] for v in {*values} - rows)
     made = sum(v.layout.nbytes for inside in loop.body.nodes for v in inside.results)
     return bool(copied > _MOST_COPIED * made * loop.iterations)
+
+
+def _is_taken_apart(node: Node, results: set[Value]) -> bool:
+    """Return whether so much of what a loop keeps is a result by itself that cutting it out costs what the loop saves."""
+    loop = node.args[0]
+    return len(results & loop.kept.keys()) * _OPS_OF_A_KERNEL > loop.iterations * len(loop.body.nodes)
 
 
 def ops_to_compile(graph: Graph) -> int:
@@ -170,7 +178,19 @@ def _loop_in(
 def _pays(inside: Sequence[Node], period: int) -> bool:
     """Return whether the iterations are more than what XLA fuses into one another."""
     body = inside[:period]
-    if not all(torch.Tag.pointwise in getattr(n.op.recorded, "tags", ()) or n.op.is_view for n in body):
+    if all(_is_constant(node) for node in body):
+        return False
+    if not all(_is_elementwise(node) for node in body):
         return True
     large = max(v.layout.nbytes for n in body for v in n.results) > _LARGE
     return len(inside) >= (_FEWEST_LARGE if large else _FEWEST_ELEMENTWISE)
+
+
+def _is_constant(node: Node) -> bool:
+    """Return whether what an op makes depends on nothing: XLA folds it into what uses it."""
+    return not node.op.random and not any(True for _ in operands(node))
+
+
+def _is_elementwise(node: Node) -> bool:
+    tags = getattr(node.op.recorded, "tags", ())
+    return torch.Tag.pointwise in tags or node.op.is_view or _is_constant(node)

@@ -146,6 +146,19 @@ def test_layers_with_weights_of_their_own_and_short_chains_stay_as_they_are(devi
     assert not loops_of(pending_graph())
 
 
+def test_constants_and_results_that_are_taken_apart_stay_as_they_are(device: torch.device) -> None:
+    parts = torch.rand(3, 1100).to(device).requires_grad_().unbind(-1)
+    parts[0].sum().backward()  # records zeros for the gradients of the other parts
+    assert not loops_of(pending_graph())
+    x, w = torch.rand(8, 4).to(device), torch.rand(4, 4).to(device)
+    every = []
+    for _ in range(60):
+        x = torch.tanh(x @ w)
+        every.append(x)
+    assert not loops_of(pending_graph(tuple(every)))
+    assert loops_of(pending_graph((x,)))
+
+
 def test_what_would_be_copied_for_the_most_part_stays_as_it_is(device: torch.device) -> None:
     x, scale = torch.ones(1 << 17).to(device), torch.ones(1).to(device).requires_grad_()
     y = x
