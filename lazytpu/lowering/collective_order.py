@@ -6,6 +6,8 @@ result of the one recorded before it, where it does not anyway.
 
 from __future__ import annotations
 
+from typing import cast
+
 import jax
 from jax import lax
 
@@ -39,5 +41,5 @@ def in_order(before: jax.Array, x: jax.Array) -> jax.Array:
     A barrier lasts until XLA has scheduled the program, but not on CPUs.
     """
     if target_platform() == "cpu":
-        return after([before], x)
-    return lax.optimization_barrier((before, x))[1]
+        return cast(jax.Array, after([before], x))
+    return cast(jax.Array, lax.optimization_barrier((before, x))[1])
