@@ -10,7 +10,7 @@ from lazytpu.lowering import target
 from lazytpu.observers import notify
 from lazytpu.passes.uniform_scalars import are_uniform, with_uniform
 from lazytpu.runtime import agreement, client, compiler, described
-from lazytpu.runtime.disk_cache import lookup
+from lazytpu.runtime.disk_cache import claims, lookup
 from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.host import memory
 from lazytpu.runtime.least_recent import LeastRecent
@@ -53,15 +53,27 @@ def executable_for(
         made = instead(graph)
         if made is not None and made.interpreted:
             return made, False
-        made = made or compiler.compile_graph(graph, counter)
-        made.difference = lookup.difference(key)
-        lookup.keep(key, made.compiled.compiled if graph.patterns else made.compiled)
+        made = _kept(graph, key, made, counter)
     members = agreement.members_of(graph)
     if members:
         made.compiled = made.call = agreement.Together(made, members, lambda piece: executable_for(piece)[0])
     _keep(made)
     notify("executable_made", made)
     return made, True
+
+
+def _kept(graph: Graph, key: str, made: Executable | None, counter: str) -> Executable:
+    """Compile a graph, unless it was ``made`` or another rank has just done so, and keep the executable on disk."""
+    if made is None and claims.claim(key) and (found := _load(graph, key)) is not None:
+        return found
+    try:
+        made = made or compiler.compile_graph(graph, counter)
+        made.difference = lookup.difference(key)
+        lookup.keep(key, made.compiled.compiled if graph.patterns else made.compiled)
+    except BaseException:
+        claims.end(key)
+        raise
+    return made
 
 
 def _load(graph: Graph, key: str) -> Executable | None:

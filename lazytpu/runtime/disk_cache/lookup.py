@@ -13,7 +13,7 @@ import jax
 from lazytpu.config import config
 from lazytpu.ir.graph import Graph
 from lazytpu.observe import metrics
-from lazytpu.runtime.disk_cache import prefetch, serialized, store
+from lazytpu.runtime.disk_cache import claims, prefetch, serialized, store
 from lazytpu.runtime.disk_cache.provenance import is_portable
 from lazytpu.runtime.host.interrupts import uninterrupted
 
@@ -70,7 +70,7 @@ def find(
 
 
 def keep(key: str, compiled: object) -> None:
-    """Keep an executable for later processes; a thread writes it, which the end of this process waits for."""
+    """Keep an executable for other processes; a thread writes it, which the end of this process waits for."""
     if not key:
         return
     prefetch.used(key, compiled=True)
@@ -89,12 +89,15 @@ def settle() -> None:
 def _write(key: str, compiled: Any) -> None:
     time.sleep(_HEAD_START_S)
     start = time.perf_counter()
-    with prefetch.busy:
-        found = serialized.dump(compiled)
-        if found is None:
-            metrics.count("disk_skipped")
-        else:
-            store.store(key, {**found[0], _MADE_BY: serialized.made_by(jax.local_devices()[0])}, found[1])
+    try:
+        with prefetch.busy:
+            found = serialized.dump(compiled)
+            if found is None:
+                metrics.count("disk_skipped")
+            else:
+                store.store(key, {**found[0], _MADE_BY: serialized.made_by(jax.local_devices()[0])}, found[1])
+    finally:
+        claims.end(key)
     metrics.add_time("store", time.perf_counter() - start)
 
 

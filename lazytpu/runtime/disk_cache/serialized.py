@@ -81,7 +81,9 @@ def key_of(graph: Graph, device: jax.Device) -> str:
     """
     if not sources_digest():
         return ""
-    parts = (graph.key, graph.uniform, *(value for _, value in _circumstances(device)))
+    alone = not graph.patterns and graph.mesh is None  # XLA has written the device into the program
+    place = (device.id, jax.process_index()) if alone else ()
+    parts = (graph.key, graph.uniform, *place, *(value for _, value in _circumstances(device)))
     return _digest(graph.key, graph.uniform)[:IDENTITY] + _digest(*parts)[IDENTITY:]
 
 
@@ -133,16 +135,16 @@ def _versions() -> tuple[str, ...]:
 
 def device_facts(device: jax.Device) -> tuple[str, str, str, str]:
     """Return what an executable for a device depends on: platform and its version, kind of device, and processor."""
-    platform_name, platform_version, kind, _, _, host = _device(device)
+    platform_name, platform_version, kind, _, host = _device(device)
     return platform_name, platform_version, kind, host
 
 
 @cache
-def _device(device: jax.Device) -> tuple[str, str, str, int, tuple[int, int, int], str]:
+def _device(device: jax.Device) -> tuple[str, str, str, tuple[int, int], str]:
     client = device.client
     host = _processor() if device.platform == "cpu" else ""
-    world = jax.device_count(), jax.process_count(), jax.process_index()
-    return client.platform, client.platform_version, device.device_kind, device.id, world, host
+    world = jax.device_count(), jax.process_count()
+    return client.platform, client.platform_version, device.device_kind, world, host
 
 
 def _processor() -> str:

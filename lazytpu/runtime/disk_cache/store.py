@@ -243,6 +243,26 @@ def store(key: str, header: dict[str, object], payload: bytes) -> None:
         metrics.count("disk_write")
 
 
+def open_claim(key: str) -> int | None:
+    """Open the file that is locked by who compiles a program; None where that cannot be."""
+    try:
+        place = str(folder())
+        _make_folder(place)
+        return os.open(_claim(place, key), os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except (_Rejected, OSError, RuntimeError):  # which `store` reports
+        return None
+
+
+def remove_claim(key: str) -> None:
+    """Remove the file of `open_claim`."""
+    with suppress(OSError, RuntimeError):
+        os.unlink(_claim(str(folder()), key))
+
+
+def _claim(place: str, key: str) -> str:
+    return os.path.join(place, f".{key}{_TEMPORARY}")
+
+
 def _path(place: str, key: str) -> str:
     return os.path.join(place, key + _SUFFIX)
 
