@@ -7,16 +7,16 @@ until it is kept, which frees the lock, as the end of a process does.
 from __future__ import annotations
 
 import os
+import sys
 import time
+from contextlib import suppress
 
 from lazytpu.config import config
 from lazytpu.runtime import world
 from lazytpu.runtime.disk_cache import store
 
-try:
+if sys.platform != "win32":  # there each rank compiles its own
     import fcntl
-except ImportError:  # Windows: each rank compiles its own
-    fcntl = None  # type: ignore[assignment]
 
 _PAUSE_S = 0.005
 _claimed: dict[str, int] = {}  # keys of what this process compiles, and the locked files
@@ -24,7 +24,7 @@ _claimed: dict[str, int] = {}  # keys of what this process compiles, and the loc
 
 def claim(key: str) -> bool:
     """Claim a program that is to be compiled; wait where another rank has, and return whether one had."""
-    if not key or fcntl is None or not world.is_connected() or (file := store.open_claim(key)) is None:
+    if not key or sys.platform == "win32" or not world.is_connected() or (file := store.open_claim(key)) is None:
         return False
     until, waited = time.monotonic() + config.collective_timeout, False
     while not _locked(file) and time.monotonic() < until:
@@ -43,7 +43,8 @@ def end(key: str) -> None:
     file = _claimed.pop(key, None)
     if file is not None:
         store.remove_claim(key)
-        fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile has the file too
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile has the file too
         os.close(file)
 
 
@@ -52,4 +53,6 @@ def _locked(file: int) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # a file system without locks: each rank compiles its own
+        return True
     return True
