@@ -19,7 +19,7 @@ from lazytpu.runtime.host.chatter import silenced
 from lazytpu.runtime.host.interrupts import uninterrupted
 
 used: list[bool] = []
-"""Not empty once a buffer of this process was put on a mesh; a list, so that asking takes no call."""
+"""Not empty once the global view is chosen, as by putting a buffer on a mesh; a list, so that asking takes no call."""
 
 
 def devices() -> tuple[int, ...]:

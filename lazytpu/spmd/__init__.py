@@ -19,7 +19,7 @@ from lazytpu.spmd.marking import (
     replicate,
     sharding_of,
 )
-from lazytpu.spmd.mesh import HybridMesh, Mesh
+from lazytpu.spmd.mesh import HybridMesh, Mesh, use
 from lazytpu.spmd.parallelize import parallelize
 from lazytpu.spmd.parts import (
     all_gather,
@@ -65,5 +65,6 @@ __all__ = [
     "replicate",
     "shard_map",
     "sharding_of",
+    "use",
     "visualize",
 ]

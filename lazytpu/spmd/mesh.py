@@ -9,7 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lazytpu.ir import sharding as ir
-from lazytpu.runtime import meshes
+from lazytpu.runtime import meshes, world
+
+
+def use() -> None:
+    """Choose the global view before a tensor is marked, which does the same.
+
+    A process that torchrun or `lazytpu.launch` has started joins the others, and what it records is part of one
+    program over the devices of all.  ``torch_xla.runtime.use_spmd`` calls this.
+
+    Example:
+        >>> lazytpu.spmd.use()  # doctest: +SKIP
+    """
+    if world.awaited:
+        world.connect()
+    meshes.used[:] = [True]
 
 
 class Mesh(ir.Mesh):
@@ -84,20 +98,30 @@ class HybridMesh(Mesh):
     ) -> None:
         inner = tuple(ici_mesh_shape)
         outer = (1,) * len(inner) if dcn_mesh_shape is None else tuple(dcn_mesh_shape)
-        if len(inner) != len(outer):
-            raise ValueError(f"the two parts of a hybrid mesh have as many axes: {inner} and {outer} have not")
-        groups = meshes.devices_by_process()
-        if prod(outer) not in (1, len(groups)) or any(
-            len(g) * len(groups) != prod(inner) * prod(outer) for g in groups
-        ):
-            raise ValueError(
-                f"a hybrid mesh of {outer} processes with {inner} devices each does not fit "
-                f"{len(groups)} processes with {[len(g) for g in groups]} devices"
-            )
-        ids = np.array(groups).reshape(*outer, *inner)
-        order = [axis for i in range(len(inner)) for axis in (i, i + len(inner))]
-        shape = tuple([m * n for m, n in zip(outer, inner, strict=True)])
-        super().__init__(shape, axis_names, ids.transpose(order).reshape(shape))
+        grid = hybrid_grid(inner, outer, meshes.devices_by_process())
+        super().__init__(grid.shape, axis_names, grid)
+
+
+def hybrid_grid(inner: tuple[int, ...], outer: tuple[int, ...], groups: list[list[int]]) -> NDArray[np.integer]:
+    """Return devices in the grid of a hybrid mesh.
+
+    Args:
+        inner, outer: how long each axis is, over the devices of a group and over groups.
+        groups: the devices that a fast network connects.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    if len(inner) != len(outer):
+        raise ValueError(f"the two parts of a hybrid mesh have as many axes: {inner} and {outer} have not")
+    if prod(outer) not in (1, len(groups)) or any(len(g) * len(groups) != prod(inner) * prod(outer) for g in groups):
+        raise ValueError(
+            f"a hybrid mesh of {outer} processes with {inner} devices each does not fit "
+            f"{len(groups)} processes with {[len(g) for g in groups]} devices"
+        )
+    order = [axis for i in range(len(inner)) for axis in (i, i + len(inner))]
+    shape = tuple([m * n for m, n in zip(outer, inner, strict=True)])
+    return np.array(groups).reshape(*outer, *inner).transpose(order).reshape(shape)
 
 
 def as_mesh(mesh: object) -> ir.Mesh:

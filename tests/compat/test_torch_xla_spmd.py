@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -9,16 +12,19 @@ from functorch.compile import aot_function, make_boxed_func  # type: ignore[attr
 from torch import nn
 
 import lazytpu
-from lazytpu import compat
+from lazytpu import compat, spmd
+from lazytpu.runtime import meshes
 from tests.support.eight_devices import eight_devices
 
 compat.install("torch_xla")
 
 import torch_xla  # type: ignore[import-not-found]  # noqa: E402
+import torch_xla.core.world as world  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.debug.metrics as met  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.distributed.parallel_loader as pl  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.distributed.spmd as xs  # type: ignore[import-not-found]  # noqa: E402
+import torch_xla.distributed.xla_backend  # type: ignore[import-not-found]  # noqa: E402
 import torch_xla.runtime as xr  # type: ignore[import-not-found]  # noqa: E402
 
 
@@ -150,6 +156,46 @@ def test_a_training_loop_with_a_sharded_loader() -> None:
 
 
 @eight_devices
+def test_spmd_is_chosen_without_a_mark() -> None:
+    with mock.patch.object(meshes, "used", []), mock.patch.object(world, "_asked", []):
+        os.environ.pop("XLA_USE_SPMD", None)
+        assert not xr.is_spmd()
+        spmd.use()
+        assert xr.is_spmd() and xr.world_size() == 1
+        xr.use_spmd()
+        assert os.environ["XLA_USE_SPMD"] == "1" and xr.is_spmd()
+        with pytest.raises(AssertionError, match="SPMD"):
+            torch.distributed.init_process_group("xla", init_method="xla://")
+        del os.environ["XLA_USE_SPMD"]
+        assert not xr.is_spmd()
+    with pytest.raises(ValueError, match="mark inputs and parameters"):
+        xr.use_spmd(auto=True)
+
+
+@eight_devices
+def test_what_nobody_has_marked_is_replicated_once_it_is_computed() -> None:
+    xr.use_spmd()
+    spec, x = torch_xla._XLAC._get_xla_sharding_spec, on_device(8, 4)
+    y = x + 1
+    assert spec(x) == spec(y) == ""
+    torch_xla.sync()
+    assert spec(x) == "" and spec(y) == "{replicated}"
+    (batch,) = pl.MpDeviceLoader([torch.ones(4, 4)], torch_xla.device(), input_sharding=None)
+    assert spec(batch) == "{replicated}"
+
+
+@eight_devices
+def test_a_hybrid_mesh_goes_over_slices() -> None:
+    places = [(0, 2, (0, 0)), (0, 1, (1, 0)), (0, 0, (0, 1)), (0, 3, (1, 1))]
+    places += [(1, 4, (0, 0)), (1, 7, (1, 0)), (1, 6, (0, 1)), (1, 5, (1, 1))]
+    found = [{"name": f"TPU:{i}", "coords": [*at, 0], "core_on_chip": 0, "slice_index": part} for part, i, at in places]
+    with mock.patch("torch_xla.runtime.global_runtime_device_attributes", lambda: found):
+        mesh = xs.HybridMesh(ici_mesh_shape=(2, 2), dcn_mesh_shape=(2, 1))
+    assert mesh.get_logical_mesh().tolist() == [[2, 1], [0, 3], [4, 7], [6, 5]]
+    assert [each["name"] for each in xr.global_runtime_device_attributes()] == [f"CPU:{i}" for i in range(8)]
+
+
+@eight_devices
 def test_torchs_placements() -> None:
     from torch.distributed.tensor import Replicate, Shard
 
@@ -258,3 +304,14 @@ def test_manual_sharding() -> None:
         xs.disable_manual_sharding(x, ("x", "y"), x.shape)
     with pytest.raises(ValueError, match="each of 8 devices is in one group"):
         xm.all_reduce(xm.REDUCE_SUM, xs.enable_manual_sharding(x, ("x", "y")), 1.0, [[0, 1]])
+
+
+@eight_devices
+def test_a_whole_result_can_be_each_devices_own() -> None:
+    x = on_device(8, 4)
+    with pytest.raises(RuntimeError, match="whole on each device"):
+        xs._mark_manual_sharding(x)
+    part = xs._mark_manual_sharding(x + 1)
+    assert part.shape == (8, 4) and part.sharding_spec == "{manual}"
+    whole = torch_xla._XLAC._spmd_shard_to_full_shape(part, torch_xla._XLAC.OpSharding([]), part.shape, part.dtype)
+    assert torch.equal(whole.cpu(), x.cpu() + 1)

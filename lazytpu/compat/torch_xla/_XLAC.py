@@ -64,7 +64,7 @@ def _xla_spmd_all_reduce(
     reduce_type: str, tensor: torch.Tensor, scale: float, groups: Sequence[Sequence[int]]
 ) -> torch.Tensor:
     """See `torch_xla.core.xla_model.all_reduce`, of parts that devices have."""
-    return xla_model.all_reduce(reduce_type, manual._mark_manual_sharding(tensor), scale, groups)
+    return xla_model.all_reduce(reduce_type, manual._part(tensor), scale, groups)
 
 
 def _xla_spmd_reduce_scatter(
@@ -76,7 +76,7 @@ def _xla_spmd_reduce_scatter(
     groups: Sequence[Sequence[int]],
 ) -> torch.Tensor:
     """See `torch_xla.core.xla_model.reduce_scatter`, of parts that devices have."""
-    part = manual._mark_manual_sharding(tensor)
+    part = manual._part(tensor)
     return xla_model.reduce_scatter(reduce_type, part, scale, scatter_dim, shard_count, groups)
 
 

@@ -7,6 +7,7 @@ import os
 import lazytpu
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla.core import world, xla_model
+from lazytpu.lowering import target
 from lazytpu.runtime import client, meshes, processes
 
 __getattr__ = names.missing_from(__name__)
@@ -93,13 +94,16 @@ def host_index() -> int:
 
 
 def runtime_device_attributes(device: str) -> dict[str, object]:
-    """Return the name and the kind of a device."""
-    return {"name": str(device), "kind": xla_model.xla_device_kind()}
+    """Return the name and the kind of a device, and where a TPU is: coordinates, core of the chip, slice."""
+    found: dict[str, object] = {"name": str(device), "kind": xla_model.xla_device_kind()}
+    known = {f"{xla_model.device_type()}:{d.id}": d for d in target.devices()}.get(str(device))
+    places = {name: getattr(known, name, None) for name in ("coords", "core_on_chip", "slice_index")}
+    return found | {name: place for name, place in places.items() if place is not None}
 
 
 def global_runtime_device_attributes() -> list[dict[str, object]]:
-    """Return the name and the kind of each device."""
-    return [runtime_device_attributes(name) for name in xla_model.xla_real_devices()]
+    """Return the attributes of each device of all processes."""
+    return [runtime_device_attributes(f"{device_type()}:{number}") for number in meshes.devices()]
 
 
 def is_spmd() -> bool:
@@ -108,14 +112,14 @@ def is_spmd() -> bool:
 
 
 def use_spmd(auto: bool | None = False) -> None:
-    """Note that tensors are to be spread over devices; marking one is enough here.
+    """Do as `lazytpu.spmd.use`; marking a tensor is enough here.
 
     Raises:
         ValueError: ``auto`` is True.
     """
     if auto:
         raise ValueError("use_spmd(auto=True): shardings are not found by themselves; mark inputs and parameters")
-    os.environ["XLA_USE_SPMD"] = "1"
+    world.use_spmd()
 
 
 def get_master_ip() -> str:

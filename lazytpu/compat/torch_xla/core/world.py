@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
+from lazytpu import spmd
 from lazytpu.runtime import meshes
 
 T = TypeVar("T")
 Groups = Sequence[Sequence[int]] | None
+_asked: list[bool] = []  # not empty once `use_spmd` was called
 
 _REDUCTIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -29,9 +31,16 @@ _REDUCTIONS = {
 }
 
 
+def use_spmd() -> None:
+    """Choose the global view; from now on XLA_USE_SPMD says whether it is chosen still, as in torch_xla."""
+    spmd.use()
+    _asked[:] = [True]
+    os.environ["XLA_USE_SPMD"] = "1"
+
+
 def is_spmd() -> bool:
     """Return whether the script has asked for SPMD, or a tensor has a sharding."""
-    return os.environ.get("XLA_USE_SPMD") == "1" or bool(meshes.used)
+    return os.environ.get("XLA_USE_SPMD") == "1" or bool(meshes.used and not _asked)
 
 
 def size() -> int:

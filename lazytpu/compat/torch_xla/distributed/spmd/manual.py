@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from lazytpu.compat.torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec, get_global_mesh
+from lazytpu.compat.torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec, get_1d_mesh, get_global_mesh
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import OpSharding
 from lazytpu.ir import sharding as ir
 from lazytpu.spmd import parts as own
 from lazytpu.tracing import parts
-from lazytpu.tracing.sharding import sharding_of
+from lazytpu.tracing.sharding import is_result, sharding_of
 
 
 def enable_manual_sharding(t: torch.Tensor, partition_spec: PartitionSpec, *, mesh: Mesh | None = None) -> torch.Tensor:
@@ -40,15 +40,22 @@ def disable_manual_sharding(
         AssertionError: the spec does not fit.
     """
     grid = _mesh(mesh)
-    return own.whole(_mark_manual_sharding(t), grid.mesh, _spec(t, grid, partition_spec), full_shape)
+    return own.whole(_part(t), grid.mesh, _spec(t, grid, partition_spec), full_shape)
 
 
 def _mark_manual_sharding(t: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that each device has its own of, as it is.
+    """Return a tensor that each device has its own of: as it is, or all of a result that has no sharding.
 
     Raises:
-        RuntimeError: it is whole.
+        RuntimeError: it has a sharding, or is no result of this step.
     """
+    if parts.is_part(t) or not is_result(t) or sharding_of(t) is not None:
+        return _part(t)
+    grid = (get_global_mesh() or get_1d_mesh()).mesh
+    return own.ToParts.of(t, ir.sharding(grid, (), t.shape))
+
+
+def _part(t: torch.Tensor) -> torch.Tensor:
     if not parts.is_part(t):
         raise RuntimeError("the tensor is whole on each device: enable_manual_sharding gives each its part")
     return t
@@ -70,7 +77,7 @@ def shard_to_full_shape(
     t: torch.Tensor, sharding: OpSharding, output_shape: Sequence[int], output_dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the tensor of a shape of which each device has its part, as a sharding says."""
-    return own.whole(_mark_manual_sharding(t), sharding.mesh, sharding.spec, output_shape).to(output_dtype)
+    return own.whole(_part(t), sharding.mesh, sharding.spec, output_shape).to(output_dtype)
 
 
 def _mesh(mesh: Mesh | None) -> Mesh:

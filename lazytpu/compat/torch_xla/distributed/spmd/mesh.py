@@ -6,15 +6,18 @@ import ast
 from collections import OrderedDict
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lazytpu import spmd
+from lazytpu.compat.torch_xla import runtime
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import OpSharding, op_sharding_of
 from lazytpu.lowering.support import shardings
 from lazytpu.observe import metrics
 from lazytpu.runtime import meshes
+from lazytpu.spmd.mesh import hybrid_grid
 
 Axis = int | str
 PartitionSpec = Sequence[tuple[Axis, ...] | Axis | None]
@@ -135,10 +138,10 @@ class Mesh:
 
 
 class HybridMesh(Mesh):
-    """A mesh over processes and the devices of each.
+    """A mesh over as many slices of TPUs, or else over processes, and the devices of each.
 
     Raises:
-        ValueError: the shapes do not fit the devices and the processes.
+        ValueError: the shapes do not fit the devices.
     """
 
     def __init__(
@@ -148,10 +151,22 @@ class HybridMesh(Mesh):
         dcn_mesh_shape: tuple[int, ...] | None = None,
         axis_names: tuple[str, ...] | None = None,
     ) -> None:
-        found = spmd.HybridMesh(ici_mesh_shape, dcn_mesh_shape, axis_names)
         self.ici_mesh_shape = ici_mesh_shape
         self.dcn_mesh_shape = (1,) * len(ici_mesh_shape) if dcn_mesh_shape is None else dcn_mesh_shape
-        super().__init__(np.array(found.devices), found.shape, axis_names)
+        slices = _slices()
+        groups = slices if len(slices) == prod(self.dcn_mesh_shape) else meshes.devices_by_process()
+        grid = hybrid_grid(ici_mesh_shape, self.dcn_mesh_shape, groups)
+        super().__init__(grid.flatten(), grid.shape, axis_names)
+
+
+def _slices() -> list[list[int]]:
+    """Return the devices of each slice of TPUs in the order of their coordinates; nothing where there is none."""
+    found: dict[Any, list[tuple[Any, int]]] = {}
+    for each in runtime.global_runtime_device_attributes():
+        if "slice_index" in each:
+            place = (*reversed(each["coords"]), each["core_on_chip"])
+            found.setdefault(each["slice_index"], []).append((place, int(each["name"].rpartition(":")[2])))
+    return [[number for _, number in sorted(found[index])] for index in sorted(found)]
 
 
 _global_mesh: list[Mesh] = []

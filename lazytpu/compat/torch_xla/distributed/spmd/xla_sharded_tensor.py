@@ -20,12 +20,14 @@ from torch.nn.functional import pad
 import lazytpu
 from lazytpu import spmd
 from lazytpu.compat import names
+from lazytpu.compat.torch_xla.core import world
 from lazytpu.compat.torch_xla.distributed.spmd.mesh import entry_of
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import ShardingType, op_sharding_of, text_of
 from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.tree import trace
 from lazytpu.passes import result_shardings
 from lazytpu.spmd.tensor_parts import Box, fill
+from lazytpu.tensors.storage import storage_of
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.tracing.parts import is_part
 from lazytpu.tracing.record import cell_of, is_device_tensor, load
@@ -89,13 +91,19 @@ def _is_part(tensor: torch.Tensor) -> bool:
 
 
 def sharding_spec_of(tensor: torch.Tensor) -> str:
-    """Return how a tensor is spread as XLA writes it, such as ``{devices=[1,2]0,1}``; empty without a sharding."""
+    """Return how a tensor is spread as XLA writes it, such as ``{devices=[1,2]0,1}``.
+
+    Empty where nobody has said how, and it is not computed yet or was moved here by a line of the script.
+    """
     found = sharding_of(tensor)
     if found is None and _is_part(tensor):
         return "{manual}"
     if found is None and is_result(tensor) and trace.mesh is not None:
         found = result_shardings.of_pending(load(cell_of(tensor)), trace.mesh)
         found = None if found is None or found.is_replicated else found
+    if found is None and world.is_spmd() and not is_result(tensor):
+        origin = storage_of(cell_of(tensor)).origin
+        return "" if origin is not None and origin.file else "{replicated}"
     return "" if found is None else text_of(found)
 
 
