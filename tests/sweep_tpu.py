@@ -220,9 +220,16 @@ def page(files: Sequence[Path]) -> None:
 def _model_row(line: Result) -> Result:
     if "why" in line:
         return {"why": line["why"]}
+    scattered = [row for row in line["collectives"] if row["kind"] == "reduce-scatter"]
+    if line["model"].endswith("FSDP") and not scattered:
+        raise ValueError(f"{line['model']} sums no gradient by reduce-scatter, only by {line['collectives']}")
     sent = [f"{row['count']} {row['kind']} over {row['axis']}, {size(row['bytes'])}" for row in line["collectives"][:3]]
     kept = ("ops", "fits", "flops", "custom_calls", "haste")
-    return {key: line[key] for key in kept if key in line} | {"needed": line["memory"]["needed"], "sent": sent}
+    return {key: line[key] for key in kept if key in line} | {
+        "needed": line["memory"]["needed"],
+        "sent": sent,
+        "scattered": sum(row["bytes"] for row in scattered),
+    }
 
 
 def _op_row(line: Result) -> Result:
@@ -252,10 +259,17 @@ def page_of(record: Result) -> str:
         f"## Models\n\nA training step for {record['topology']}, of the models of `benchmarks/models.py`: on one chip, "
         "and on eight with the batch (DP), the parameters (FSDP) or the layers (TP) split.\n",
         _table(("model", "ops", "memory on a chip", "FLOPs of products on a chip", "chips send"), rows),
+        "Where parameters are split, XLA sums gradients by reduce-scatter, or by an all-reduce of which each chip keeps "
+        f"its part, which it runs as one: {_scattered(models)}. On CPUs it makes an all-reduce of them.\n",
         *[text for topology, rows in record["ops"].items() for text in _operators(topology, rows)],
         GPUS,
     ]
     return "\n".join(filter(None, parts))
+
+
+def _scattered(models: Result) -> str:
+    found = {name: m.get("scattered", 0) for name, m in models.items() if name.endswith("FSDP")}
+    return ", ".join(f"{size(count)} in a step of {name.removesuffix(' FSDP')}" for name, count in found.items())
 
 
 def _operators(topology: str, ops: Result) -> Iterator[str]:
