@@ -259,8 +259,8 @@ def page_of(record: Result) -> str:
         f"## Models\n\nA training step for {record['topology']}, of the models of `benchmarks/models.py`: on one chip, "
         "and on eight with the batch (DP), the parameters (FSDP) or the layers (TP) split.\n",
         _table(("model", "ops", "memory on a chip", "FLOPs of products on a chip", "chips send"), rows),
-        "Where parameters are split, XLA sums gradients by reduce-scatter, or by an all-reduce of which each chip keeps "
-        f"its part, which it runs as one: {_scattered(models)}. On CPUs it makes an all-reduce of them.\n",
+        "Where parameters are split, XLA sums gradients by reduce-scatter, or by an all-reduce of which each chip "
+        f"keeps its part, which it runs as one: {_scattered(models)}. On CPUs it makes an all-reduce of them.\n",
         *[text for topology, rows in record["ops"].items() for text in _operators(topology, rows)],
         GPUS,
     ]

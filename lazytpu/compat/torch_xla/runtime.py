@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import lazytpu
 from lazytpu.compat import names
@@ -93,15 +94,15 @@ def host_index() -> int:
     return process_index() // local_process_count()
 
 
-def runtime_device_attributes(device: str) -> dict[str, object]:
+def runtime_device_attributes(device: str) -> dict[str, Any]:
     """Return the name and the kind of a device, and where a TPU is: coordinates, core of the chip, slice."""
-    found: dict[str, object] = {"name": str(device), "kind": xla_model.xla_device_kind()}
+    found: dict[str, Any] = {"name": str(device), "kind": xla_model.xla_device_kind()}
     known = {f"{xla_model.device_type()}:{d.id}": d for d in target.devices()}.get(str(device))
     places = {name: getattr(known, name, None) for name in ("coords", "core_on_chip", "slice_index")}
     return found | {name: place for name, place in places.items() if place is not None}
 
 
-def global_runtime_device_attributes() -> list[dict[str, object]]:
+def global_runtime_device_attributes() -> list[dict[str, Any]]:
     """Return the attributes of each device of all processes."""
     return [runtime_device_attributes(f"{device_type()}:{number}") for number in meshes.devices()]
 
