@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 import lazytpu
 from lazytpu.compat import names
@@ -94,15 +95,26 @@ def host_index() -> int:
     return process_index() // local_process_count()
 
 
-def runtime_device_attributes(device: str) -> dict[str, Any]:
+class Attributes(TypedDict, total=False):
+    """What is known of a device; the last three of TPUs only."""
+
+    name: str
+    kind: str
+    coords: Sequence[int]
+    core_on_chip: int
+    slice_index: int
+
+
+def runtime_device_attributes(device: str) -> Attributes:
     """Return the name and the kind of a device, and where a TPU is: coordinates, core of the chip, slice."""
-    found: dict[str, Any] = {"name": str(device), "kind": xla_model.xla_device_kind()}
+    found: Attributes = {"name": str(device), "kind": xla_model.xla_device_kind()}
     known = {f"{xla_model.device_type()}:{d.id}": d for d in target.devices()}.get(str(device))
-    places = {name: getattr(known, name, None) for name in ("coords", "core_on_chip", "slice_index")}
-    return found | {name: place for name, place in places.items() if place is not None}
+    if known is not None and hasattr(known, "slice_index"):
+        found |= {"coords": known.coords, "core_on_chip": known.core_on_chip, "slice_index": known.slice_index}
+    return found
 
 
-def global_runtime_device_attributes() -> list[dict[str, Any]]:
+def global_runtime_device_attributes() -> list[Attributes]:
     """Return the attributes of each device of all processes."""
     return [runtime_device_attributes(f"{device_type()}:{number}") for number in meshes.devices()]
 

@@ -6,7 +6,6 @@ import ast
 from collections import OrderedDict
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,7 +160,7 @@ class HybridMesh(Mesh):
 
 def _slices() -> list[list[int]]:
     """Return the devices of each slice of TPUs in the order of their coordinates; nothing where there is none."""
-    found: dict[Any, list[tuple[Any, int]]] = {}
+    found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
     for each in runtime.global_runtime_device_attributes():
         if "slice_index" in each:
             place = (*reversed(each["coords"]), each["core_on_chip"])
