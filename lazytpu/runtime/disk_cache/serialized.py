@@ -25,6 +25,7 @@ import torch
 
 from lazytpu.config import config
 from lazytpu.ir.graph import Graph
+from lazytpu.ir.rank_patterns import connected
 from lazytpu.lowering.support import shardings
 from lazytpu.runtime.disk_cache.provenance import sources_digest
 from lazytpu.runtime.disk_cache.warmup import ends_soon
@@ -81,9 +82,9 @@ def key_of(graph: Graph, device: jax.Device) -> str:
     """
     if not sources_digest():
         return ""
-    alone = not graph.patterns and graph.mesh is None  # XLA has written the device into the program
-    place = (device.id, jax.process_index()) if alone else ()
-    parts = (graph.key, graph.uniform, *place, *(value for _, value in _circumstances(device)))
+    # XLA has written the devices into the program.
+    place = connected(graph.patterns, jax.process_index()) if graph.patterns else (device.id, jax.process_index())
+    parts = (graph.key, graph.uniform, place, *(value for _, value in _circumstances(device)))
     return _digest(graph.key, graph.uniform)[:IDENTITY] + _digest(*parts)[IDENTITY:]
 
 
