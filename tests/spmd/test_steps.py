@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lazytpu
 from lazytpu import spmd
@@ -79,6 +80,39 @@ def test_gradients_that_add_up_keep_the_sharding_of_their_parameter() -> None:
         assert spmd.sharding_of(w.grad) == spmd.sharding_of(w)
     assert torch.equal(w.grad.cpu(), torch.full((8, 4), 8.0))
     assert lazytpu.metrics.counter("compile") == 2
+
+
+@eight_devices
+def test_two_batches_a_step_in_half_precision_scaled_clipped_and_recomputed() -> None:
+    want, got = (_losses_of_scaled_steps(split) for split in (False, True))
+    assert got == pytest.approx(want, rel=1e-5)
+
+
+def _losses_of_scaled_steps(split: bool) -> list[float]:
+    torch.manual_seed(0)
+    device, mesh = lazytpu.device(), spmd.Mesh((8,), ("data",))
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, 10)).to(device)
+    if split:
+        spmd.fully_shard(model, mesh)
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=0.01), torch.amp.GradScaler(device.type)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        for _ in range(2):
+            x, y = torch.randn(16, 16).to(device), torch.randint(10, (16,)).to(device)
+            if split:
+                spmd.mark_sharding(x, mesh, ("data",))
+                spmd.mark_sharding(y, mesh, ("data",))
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = F.cross_entropy(checkpoint(model, x, use_reentrant=False).float(), y) / 2
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        lazytpu.mark_step()
+        losses.append(loss.item())
+    return [*losses, float(model[2].running_mean.sum())]
 
 
 @eight_devices
