@@ -18,7 +18,7 @@ from lazytpu.errors import UnsupportedOpError
 from lazytpu.ir.op_schema import ABSENT, Arg, Op, OpOverload, aten, op_of
 from lazytpu.location import site
 from lazytpu.tensors.layout import Geometry, Layout, geometry_of
-from lazytpu.tensors.storage import Alias, Storage, cell_at, resolve
+from lazytpu.tensors.storage import Storage, cell_at, resolve
 from lazytpu.tensors.tensor import LazyTensor, MixedDevicesError, make, make_view
 from lazytpu.tracing.memory_checks import check_overlap, may_alias
 from lazytpu.tracing.record import cell_of, is_device_tensor, lock, record, results_of
@@ -81,21 +81,6 @@ def functional(overload: OpOverload) -> Kernel:
             if lists or on_other_device(args, kwargs):
                 return _on_several_devices(overload, args, kwargs)
             raise
-
-    return kernel
-
-
-def unsafe_view(recorded: Kernel) -> Kernel:
-    """Return the kernel of ``_unsafe_view``, which AOTAutograd calls with results that share memory: they still do.
-
-    What has a storage of its own, as in the products that torch composes with it, is recorded anew.
-    """
-    shared = view(aten.view.default)
-
-    def kernel(tensor: torch.Tensor, size: Sequence[int]) -> object:
-        if is_device_tensor(tensor) and type(cell_of(tensor)) is Alias:
-            return shared(tensor, size)
-        return recorded(tensor, size)
 
     return kernel
 

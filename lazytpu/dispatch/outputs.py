@@ -45,6 +45,9 @@ def with_out(overload: OpOverload, variant: OpOverload) -> Kernel:
                 if out.shape != result.shape and in_order and out.numel() == result.numel():
                     result = result.view(out.shape)
                 elif out.shape != result.shape:
+                    if pointwise and any(out is x for x in flat([*given, *rest.values()])):
+                        sizes = f"{list(out.shape)} doesn't match the broadcast shape {list(result.shape)}"
+                        raise RuntimeError(f"output with shape {sizes}")
                     _resize(out, result.shape, None if laid_in_order else result.stride())
                 write_cast(cell_of(out), cell_of(result))
         return None if returned == 0 else outs[0] if returned == 1 else tuple(outs)

@@ -28,7 +28,7 @@ from lazytpu.dispatch import (
     products,
     recurrent,
 )
-from lazytpu.dispatch.general import functional, in_place, unsafe_view, view
+from lazytpu.dispatch.general import functional, in_place, view
 from lazytpu.dispatch.handwritten import special
 from lazytpu.dispatch.outputs import with_out
 from lazytpu.dispatch.sparse import registration as sparse
@@ -140,7 +140,6 @@ def _register_kernels() -> None:
             library.impl("tensor_split.tensor_indices_or_sections", composites.tensor_split, key)
             for name, transform in half_fft.kernels():
                 library.impl(name, transform, key)
-        # torch's composition of it writes to an `_unsafe_view` of what was given, which is a copy here
         library.impl("kron.out", _made_when_called(lambda: _with_out(aten.kron.out)), KEY)
         library.impl("linear", kernel_for(aten.linear.default), KEY)
         library.impl("linear", products.linear, f"Autograd{KEY}")
@@ -197,6 +196,8 @@ def kernel_for(overload: OpOverload) -> Any:
     op = op_of(overload)
     if torch.Tag.inplace_view in overload.tags:
         return geometry.in_place_view(overload)
+    if overload is aten._unsafe_view.default:  # shares memory, too; only autograd does not know
+        return kernel_for(aten.view.default)
     if overload.is_view:
         general = view(overload)
         return (
@@ -228,7 +229,7 @@ def kernel_for(overload: OpOverload) -> Any:
     made = generated.functional(op, general) if fast else general
     if overload is aten.convolution.default:
         return composites.convolution(made)
-    return unsafe_view(made) if overload is aten._unsafe_view.default else made
+    return made
 
 
 def _returns_tensors(overload: OpOverload) -> bool:

@@ -64,7 +64,7 @@ def _copies(node: Node, rows: set[Value]) -> bool:
 def _is_taken_apart(node: Node, results: set[Value]) -> bool:
     """Return whether so many of the rows that a loop keeps are results that cutting them out costs what it saves."""
     loop = node.args[0]
-    return len(results & loop.kept.keys()) * _OPS_OF_A_KERNEL > loop.iterations * len(loop.body.nodes)
+    return bool(len(results & loop.kept.keys()) * _OPS_OF_A_KERNEL > loop.iterations * len(loop.body.nodes))
 
 
 def ops_to_compile(graph: Graph) -> int:

@@ -64,7 +64,8 @@ def executable_for(
 
 def _kept(graph: Graph, key: str, made: Executable | None, counter: str) -> Executable:
     """Compile a graph, unless it was ``made`` or another rank has just done so, and keep the executable on disk."""
-    if made is None and claims.claim(key) and (found := _load(graph, key)) is not None:
+    shared = bool(graph.patterns) or graph.mesh is not None
+    if made is None and shared and claims.claim(key) and (found := _load(graph, key)) is not None:
         return found
     try:
         made = made or compiler.compile_graph(graph, counter)

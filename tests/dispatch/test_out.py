@@ -83,3 +83,26 @@ def test_out(name: str, device: torch.device) -> None:
 def test_out_returns_what_it_was_given(device: torch.device) -> None:
     out = torch.empty(3, device=device)
     assert torch.add(numbers(3, device=device), 1, out=out) is out
+
+
+def test_an_operand_that_is_too_small_for_the_result_raises_as_on_the_cpu(device: torch.device) -> None:
+    small, large = torch.zeros(2, 1), torch.ones(2)
+    there = small.to(device)
+    for function in (torch.add, torch.mul, torch.maximum, torch.eq):
+        with pytest.raises(RuntimeError) as expected:
+            function(large, small, out=small)
+        with pytest.raises(RuntimeError) as found:
+            function(large.to(device), there, out=there)
+        assert str(found.value) == str(expected.value)
+        assert there.shape == (2, 1)
+
+
+def test_an_unsafe_view_shares_memory(device: torch.device) -> None:
+    x = torch.zeros(2, 3).to(device).requires_grad_()
+    y = x * 2
+    part = torch.ops.aten._unsafe_view(y, [6])
+    with torch.no_grad():
+        part.fill_(3)
+    assert not part._is_view() and y.sum().item() == 18
+    torch.kron(torch.ones(2, 2).to(device), torch.ones(1, 2).to(device), out=(z := torch.empty(2, 4).to(device)))
+    assert z.sum().item() == 8

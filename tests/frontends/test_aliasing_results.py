@@ -39,6 +39,11 @@ def parts(x: Tensor) -> Any:
     return y, y.split(2)[1]
 
 
+def whole_part(x: Tensor) -> Any:
+    y = x.sigmoid()
+    return y, y.split(4)[0], y.view_as(y)
+
+
 def unsqueezed(x: Tensor) -> Any:
     y = x.detach().as_strided([], [], 1)
     y.unsqueeze_(0)
@@ -52,11 +57,11 @@ def lies(result: Any) -> list[Any]:
     return [(t.flatten().tolist(), t.stride(), t.storage_offset(), p) for t, p in zip(found, places, strict=True)]
 
 
-@pytest.mark.parametrize("function", [moved, expanded, same, part, parts, unsqueezed])
+@pytest.mark.parametrize("function", [moved, expanded, same, part, parts, whole_part, unsqueezed])
 def test_results_lie_as_on_the_cpu(function: Callable[[Tensor], Any]) -> None:
     x = torch.arange(4.0)
     compiled: Any = torch.compile(function, backend="lazytpu")
-    got = compiled(x.to(lazytpu.device()).requires_grad_(function is parts))
+    got = compiled(x.to(lazytpu.device()).requires_grad_(function in (parts, whole_part)))
     for (values, *place), (want, *expected) in zip(lies(got), lies(function(x)), strict=True):
         assert values == pytest.approx(want) and place == expected
 

@@ -254,7 +254,7 @@ class Conversion(AtenInterpreter):
     def _permuted(self, value: Value, order: Sequence[int]) -> Value:
         node = self._record(op_of(aten.permute.default), (value, list(order)), {})
         lying = torch.empty_strided(value.layout.size, value.layout.stride, dtype=value.layout.dtype, device="meta")
-        return self._result(node, lying.permute(order))
+        return self._result(node, lying.permute(list(order)))
 
     def higher_order(self, op: torch._ops.HigherOrderOperator, args: Args, kwargs: Kwargs) -> object:
         higher = TABLE[op]

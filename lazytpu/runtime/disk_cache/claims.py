@@ -19,7 +19,7 @@ if sys.platform != "win32":  # there each rank compiles its own
     import fcntl
 
 _PAUSE_S = 0.005
-_claimed: dict[str, int] = {}  # keys of what this process compiles, and the locked files
+held: dict[str, int] = {}  # keys of what this process compiles, and the locked files
 
 
 def claim(key: str) -> bool:
@@ -34,13 +34,13 @@ def claim(key: str) -> bool:
     if waited:
         os.close(file)
     else:
-        _claimed[key] = file
+        held[key] = file
     return waited
 
 
 def end(key: str) -> None:
     """End the claim of a program, if there is one."""
-    file = _claimed.pop(key, None)
+    file = held.pop(key, None)
     if file is not None:
         store.remove_claim(key)
         with suppress(OSError):

@@ -97,7 +97,8 @@ def _write(key: str, compiled: Any) -> None:
             else:
                 store.store(key, {**found[0], _MADE_BY: serialized.made_by(jax.local_devices()[0])}, found[1])
     finally:
-        claims.end(key)
+        if claims.held:
+            claims.end(key)
     metrics.add_time("store", time.perf_counter() - start)
 
 
