@@ -84,7 +84,7 @@ RESUMING = """
             if dist.get_rank() == 1:
                 os.kill(os.getpid(), 9)
     manager.wait()
-    print("from", begun, "to", kept["x"].tolist(), flush=True)
+    sys.stdout.write(f"from {begun} to {kept['x'].tolist()}\\n")  # at once, as both ranks write
 """
 
 
