@@ -9,7 +9,7 @@ import torch
 
 from lazytpu.ir.op_schema import OpOverload, aten, op_of
 from lazytpu.ir.tree import Value, trace
-from lazytpu.ir.types import overlaps
+from lazytpu.ir.types import memory_order, overlaps
 from lazytpu.tensors.layout import CONJ, NEG, Layout, root_layout
 from lazytpu.tensors.storage import Storage
 from lazytpu.tracing.record import load, read_view, record
@@ -79,7 +79,28 @@ class _Write:
         """Put ``value`` at the view's indices in memory, the general rule (of `unfold`); return the new root."""
         memory = self.memory(layout.dtype)
         place = list(layout.size), list(layout.stride), layout.offset
-        return self.chain(memory, _record(_AS_STRIDED, memory, self.read(memory), value, *place))
+        return self.from_memory(memory, _record(_AS_STRIDED, memory, self.read(memory), value, *place))
+
+    def from_memory(self, memory: Layout, value: Value) -> Value:
+        """Return the root whose memory is the vector ``value``.
+
+        Not by `chain`: the layout of that vector may have been made by a view that is itself written by `scatter`.
+        """
+        whole = self.whole()
+        flat = whole.flat()
+        if memory.dtype != flat.dtype:
+            length = memory.nbytes // flat.dtype.itemsize
+            value = _record(_VIEW_DTYPE, whole.child_at(((length,), (1,), 0, flat.dtype, 0)), value, flat.dtype)
+            if length != flat.size[0]:
+                value = _record(_AS_STRIDED, flat, self.read(flat), value, [length], [1], 0)
+        order = range(len(whole.size)) if whole.contiguous else memory_order(whole)
+        size = tuple(whole.size[d] for d in order)
+        if size != flat.size:
+            ordered = whole.child_at((size, tuple(whole.stride[d] for d in order), 0, whole.dtype, 0))
+            value = _record(_VIEW, ordered, value, list(size))
+        return (
+            value if whole.contiguous else _record(_PERMUTE, whole, value, [order.index(d) for d in range(len(order))])
+        )
 
     def overlapping(self, layout: Layout, value: Value, old: Value | None) -> Value:
         """Do as `chain` where elements share memory: what a parent holds besides must not be written with it."""
@@ -98,7 +119,7 @@ class _Write:
         positions = record(_MASKED_FILL, [positions, same, numel]).value  # past the end, where it is cut off again
         longer = record(_PAD, [self.read(memory), [0, 1]]).value
         longer = record(_INDEX_PUT, [longer, [positions], value]).value
-        return self.chain(memory, _record(_SHORTER, memory, longer, 0, 0, numel))
+        return self.from_memory(memory, _record(_SHORTER, memory, longer, 0, 0, numel))
 
 
 def _name(parent: Layout, layout: Layout) -> str:
@@ -119,6 +140,8 @@ _INDEX_PUT = op_of(aten.index_put.default)
 _SHORTER = op_of(aten.slice.Tensor)
 
 _PERMUTE = op_of(aten.permute.default)
+_VIEW = op_of(aten.view.default)
+_VIEW_DTYPE = op_of(aten.view.dtype)
 _TRANSPOSE = op_of(aten.transpose.int)
 _AS_STRIDED = op_of(aten.as_strided_scatter.default)
 _CONJ = op_of(aten._conj.default)

@@ -349,3 +349,13 @@ def test_unsafe_parts_share_memory(device: torch.device) -> None:
     first.add_(1)
     x.unsafe_split_with_sizes([2, 4])[1][3] = 5
     assert x.tolist() == [1, 1, 1, 0, 0, 5] and last.tolist() == [0, 0, 5]
+
+
+def test_a_write_after_all_of_the_memory_was_seen_through_windows(device: torch.device) -> None:
+    """The layout of the whole vector was made by a view that is itself written through that vector."""
+    x = torch.arange(35.0).view(5, 7)
+    y = x.to(device)
+    for t in (x, y):
+        t.unfold(1, 7, 7).view(35)
+        t.unfold(0, 2, 2).mul_(2)
+    assert torch.equal(y.cpu(), x)
