@@ -1,6 +1,6 @@
 """What splitting a program over devices gives and costs, on virtual devices of one CPU:  python -m benchmarks.scale
 
-    python -m benchmarks.scale                       # all of it, 20 minutes; writes benchmarks/results/scale.json
+    python -m benchmarks.scale                       # all of it, 12 minutes; writes benchmarks/results/scale.json
     python -m benchmarks.scale --only bytes,cost     # some parts; the others stay as they were measured before
 
 ``gpt``, ``transformer``, ``resnet18-f64``  losses of 20 steps by five recipes on 8 devices, beside one device
@@ -12,8 +12,8 @@
 Each part runs in a process of its own.  A row of the table is what was measured and the most it may be.  The table goes
 to docs/explanation/performance-tables.md.
 
-resnet18 trains in float64 on 8 images of 32 x 32: in
-float32 any other order of summation, on one device too, gives other losses after a few steps.
+resnet18 trains in float64 on 8 images of 32 x 32: in float32 any other order of summation, on one device too, gives
+other losses after a few steps.
 """
 
 from __future__ import annotations

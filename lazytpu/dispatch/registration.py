@@ -140,7 +140,6 @@ def _register_kernels() -> None:
             library.impl("tensor_split.tensor_indices_or_sections", composites.tensor_split, key)
             for name, transform in half_fft.kernels():
                 library.impl(name, transform, key)
-        library.impl("kron.out", _made_when_called(lambda: _with_out(aten.kron.out)), KEY)
         library.impl("linear", kernel_for(aten.linear.default), KEY)
         library.impl("linear", products.linear, f"Autograd{KEY}")
         through, below = products.matmul(*map(kernel_for, (aten.matmul.default, aten.mm.default)))

@@ -1,6 +1,6 @@
 """Collectives of a program start in the order in which they were recorded, on every rank.
 
-XLA starts what does not depend on each other in any order.  So the operand of a collective is made to depend on the
+XLA starts operations that do not depend on each other in any order.  So the operand of a collective is made to depend on the
 result of the one recorded before it, where it does not anyway.
 """
 
@@ -36,7 +36,7 @@ def collectives_before(graph: Graph) -> dict[Node, Value]:
 
 
 def in_order(before: jax.Array, x: jax.Array) -> jax.Array:
-    """Return ``x``, which XLA will not have before a collective has given ``before``.
+    """Return ``x`` such that XLA cannot use it before a collective has given ``before``.
 
     A barrier lasts until XLA has scheduled the program, but not on CPUs.
     """

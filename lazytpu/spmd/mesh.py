@@ -13,7 +13,7 @@ from lazytpu.runtime import meshes, world
 
 
 def use() -> None:
-    """Choose the global view before a tensor is marked, which does the same.
+    """Choose the global view without marking a tensor, which chooses it as well.
 
     A process that torchrun or `lazytpu.launch` has started joins the others, and what it records is part of one
     program over the devices of all.  ``torch_xla.runtime.use_spmd`` calls this.

@@ -98,9 +98,9 @@ class _Write:
         if size != flat.size:
             ordered = whole.child_at((size, tuple(whole.stride[d] for d in order), 0, whole.dtype, 0))
             value = _record(_VIEW, ordered, value, list(size))
-        return (
-            value if whole.contiguous else _record(_PERMUTE, whole, value, [order.index(d) for d in range(len(order))])
-        )
+        if whole.contiguous:
+            return value
+        return _record(_PERMUTE, whole, value, [order.index(d) for d in range(len(order))])
 
     def overlapping(self, layout: Layout, value: Value, old: Value | None) -> Value:
         """Do as `chain` where elements share memory: what a parent holds besides must not be written with it."""

@@ -244,7 +244,7 @@ def store(key: str, header: dict[str, object], payload: bytes) -> None:
 
 
 def open_claim(key: str) -> int | None:
-    """Open the file that is locked by who compiles a program; None where that cannot be."""
+    """Open the file that a process locks while it compiles a program; return None where it cannot be opened."""
     try:
         place = str(folder())
         _make_folder(place)
