@@ -1,7 +1,7 @@
 """Collectives of a program start in the order in which they were recorded, on every rank.
 
-XLA starts operations that do not depend on each other in any order.  So the operand of a collective is made to depend on the
-result of the one recorded before it, where it does not anyway.
+XLA starts operations that do not depend on each other in any order.  So the operand of a collective is made to depend
+on the result of the one recorded before it, where it does not anyway.
 """
 
 from __future__ import annotations
