@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ _FEWEST_NODES = 96  # of all iterations
 _FEWEST_ELEMENTWISE = 1000
 _FEWEST_LARGE = 4000
 _LARGE = 1 << 18  # bytes
-_MOST_REJECTED = 32
+_MOST_TRIED = 32
 _MOST_COPIED = 1 / 16  # of the bytes that the iterations make
 _OPS_OF_A_KERNEL = 3  # which XLA fuses, about
 
@@ -77,21 +78,16 @@ def _rolled(nodes: list[Node], outputs: set[Value], positions: dict[Node, int], 
     numbers: dict[Hashable, int] = {}
     alike = np.array([numbers.setdefault(_signature(node), len(numbers)) for node in nodes])
     found = False
-    rejected: set[tuple[int, int]] = set()
     while True:
-        stretches = [x for x in _stretches(alike) if (x.start, x.period) not in rejected]
-        if not stretches or len(rejected) > _MOST_REJECTED:
-            return nodes if found else None
-        stretch = max(stretches, key=lambda x: (x.saved, -x.period))
-        loop = _loop_in(nodes, stretch, outputs, positions, left)
+        stretches = nlargest(_MOST_TRIED, _stretches(alike), key=lambda x: (x.saved, -x.period))
+        loops = (_loop_in(nodes, stretch, outputs, positions, left) for stretch in stretches)
+        loop = next((x for x in loops if x is not None), None)
         if loop is None:
-            rejected.add((stretch.start, stretch.period))
-            continue
+            return nodes if found else None
         node, start, stop = loop
         nodes = [*nodes[:start], node, *nodes[stop:]]
         alike = np.concatenate([alike[:start], [len(numbers)], alike[stop:]])
         numbers[node] = len(numbers)
-        rejected.clear()
         found = True
 
 

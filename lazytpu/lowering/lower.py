@@ -191,13 +191,19 @@ def _last_uses(
 def _run(
     node: Node, args: Sequence[Arg], kwargs: Kwargs, scope: str, filled: dict[Hashable, list[jax.Array | None]]
 ) -> dict[Value, jax.Array]:
-    """Lower one node: return its values with their arrays.  ``filled`` holds constants, one for all of a type."""
+    """Lower one node: return its values with their arrays.
+
+    Args:
+        filled: constants and views of them by what they are, so that one array serves all equal ones, and by identity.
+    """
     types = _natural(node)
     out = _nest(node.structure, [None if lay is None else type_of(lay) for lay in types])
     if is_strided(node.op.recorded):
         kwargs["contiguous"] = node.args[0].layout.contiguous
     rule = rule_of(node.op.recorded)
     key = (rule, out.shape, out.dtype) if rule in CONSTANTS else None
+    if node.op.is_view and id(args[0]) in filled:
+        key = (node.op, id(args[0]), repr(args[1:]), repr(kwargs))
     call = (
         partial(lower_decomposed, node.op.recorded, args, kwargs)
         if rule is None
@@ -205,7 +211,7 @@ def _run(
     )
     results = filled.get(key) or _results(node, scope, types, call)
     if key is not None:
-        filled[key] = results
+        filled[key] = filled[id(results[0])] = results
     pairs = zip(node.values, results, strict=True)
     return {value: _as_kept(value, result) for value, result in pairs if value is not None}
 

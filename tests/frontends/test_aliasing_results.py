@@ -44,6 +44,11 @@ def whole_part(x: Tensor) -> Any:
     return y, y.split(4)[0], y.view_as(y)
 
 
+def detached(x: Tensor) -> Any:
+    y = x + 1
+    return y, y.detach()
+
+
 def unsqueezed(x: Tensor) -> Any:
     y = x.detach().as_strided([], [], 1)
     y.unsqueeze_(0)
@@ -57,7 +62,7 @@ def lies(result: Any) -> list[Any]:
     return [(t.flatten().tolist(), t.stride(), t.storage_offset(), p) for t, p in zip(found, places, strict=True)]
 
 
-@pytest.mark.parametrize("function", [moved, expanded, same, part, parts, whole_part, unsqueezed])
+@pytest.mark.parametrize("function", [moved, expanded, same, part, parts, whole_part, detached, unsqueezed])
 def test_results_lie_as_on_the_cpu(function: Callable[[Tensor], Any]) -> None:
     x = torch.arange(4.0)
     compiled: Any = torch.compile(function, backend="lazytpu")

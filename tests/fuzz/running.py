@@ -18,6 +18,7 @@ from tests.fuzz.program import WRAPPERS, Program, bound
 
 CPU = torch.device("cpu")
 _DEVICE_TYPE = re.compile(r"\[(?:CPU|tpu|torch\.)(\w+?)(?:Type|Tensor) ")  # errors of torch's autograd name tensors so
+_MAKER = re.compile(r", which is output \d+ of \w+,")  # another where `.to(device)` is no op, as on the CPU
 Errors = (RuntimeError, ValueError, TypeError, IndexError)
 
 
@@ -44,7 +45,7 @@ class Outcome:
     def error(self, place: str, error: BaseException) -> None:
         text = str(error).strip()
         first = text.partition("\n")[0] if isinstance(error, Errors) and place.startswith("line") else text[:600]
-        first = _DEVICE_TYPE.sub(r"[\1 ", first)
+        first = _MAKER.sub("", _DEVICE_TYPE.sub(r"[\1 ", first))
         self.seen[place] = f"{type(error).__name__}: {first}"
 
 

@@ -159,6 +159,27 @@ def test_constants_and_results_that_are_taken_apart_stay_as_they_are(device: tor
     assert loops_of(pending_graph((x,)))
 
 
+def test_the_gradients_of_unused_parts_are_one_operand(device: torch.device) -> None:
+    def gradient(on: torch.device | str) -> torch.Tensor | None:
+        x = torch.arange(200.0).view(2, 100).to(on).requires_grad_()
+        x.unbind(1)[3].square().sum().backward()
+        return x.grad
+
+    found, expected = gradient(device), gradient("cpu")
+    assert found is not None and expected is not None
+    operands = lazytpu.hlo_text(found).partition(" concatenate(")[2].partition(")")[0]
+    assert 2 <= len(operands.split(",")) <= 5
+    assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("join", [torch.cat, torch.stack])
+def test_what_is_joined_with_itself(join: Callable[..., torch.Tensor], dim: int, device: torch.device) -> None:
+    x, y = torch.arange(6.0).view(2, 3), torch.ones(2, 3)
+    a, b = x.to(device), y.to(device)
+    assert torch.equal(join([b, *[a] * 9, b, b], dim).cpu(), join([y, *[x] * 9, y, y], dim))
+
+
 def test_what_would_be_copied_for_the_most_part_stays_as_it_is(device: torch.device) -> None:
     x, scale = torch.ones(1 << 17).to(device), torch.ones(1).to(device).requires_grad_()
     y = x

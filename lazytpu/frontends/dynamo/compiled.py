@@ -232,9 +232,10 @@ def _made_all(program: CapturedProgram, outputs: Sequence[Buffer], args: list[An
     results = []
     for result in program.results:
         if result.base >= 0:
-            if result.base not in bases:
-                bases[result.base] = _made(result, outputs, args)
-            results.append(_view(bases[result.base], result))
+            base = bases.get(result.base)
+            if base is None:
+                base = bases[result.base] = _made(result, outputs, args)
+            results.append(_view(base, result))
         else:
             results.append(_made(result, outputs, args))
     return results
@@ -242,8 +243,6 @@ def _made_all(program: CapturedProgram, outputs: Sequence[Buffer], args: list[An
 
 def _view(base: torch.Tensor, result: Result) -> torch.Tensor:
     view: Any = result.view
-    if view.geometry == view.root.geometry:
-        return base
     return (
         base.as_strided(view.size, view.stride, view.offset)
         if result.host

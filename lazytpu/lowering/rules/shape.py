@@ -8,7 +8,7 @@ row-major memory.
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from lazytpu.dtypes import to_numpy
 from lazytpu.lowering.registry import lowers, lowers_each
 
 aten = torch.ops.aten
+_MANY = 8  # operands in a row that are the same array
 
 
 def axis_of(dim, ndim):
@@ -246,21 +247,35 @@ def view_dtype(out, x, dtype):
 def cat(out, tensors, dim=0):
     axis = axis_of(dim, len(out.shape))
     # torch lets an empty 1-d tensor join tensors of any rank
-    parts = [lax.convert_element_type(x, out.dtype) for x in tensors if x.ndim == len(out.shape)]
-    return lax.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+    return _joined([x for x in tensors if x.ndim == len(out.shape)], axis, out.dtype)
 
 
 @lowers(aten.stack.default)
 def stack(out, tensors, dim=0):
     axis = axis_of(dim, len(out.shape))
-    return lax.concatenate([lax.expand_dims(lax.convert_element_type(x, out.dtype), [axis]) for x in tensors], axis)
+    added = {id(x): lax.expand_dims(x, [axis]) for x in tensors}
+    return _joined([added[id(x)] for x in tensors], axis, out.dtype)
+
+
+def _joined(tensors, axis, dtype):
+    """Concatenate; what comes many times in a row, as the gradients of unused parts do, is one operand of XLA."""
+    parts = []
+    for _, group in groupby(tensors, id):
+        x, *others = group
+        x, times = lax.convert_element_type(x, dtype), 1 + len(others)
+        parts += [_tiled(x, [times if i == axis else 1 for i in range(x.ndim)])] if times >= _MANY else [x] * times
+    return lax.concatenate(parts, axis) if len(parts) > 1 else parts[0]
 
 
 @lowers(aten.repeat.default)
 def repeat(out, x, repeats):
-    x = lax.reshape(x, (1,) * (len(repeats) - x.ndim) + x.shape)
+    return _tiled(lax.reshape(x, (1,) * (len(repeats) - x.ndim) + x.shape), repeats)
+
+
+def _tiled(x, repeats):
     tiled = [n for pair in zip(repeats, x.shape, strict=True) for n in pair]
-    return lax.reshape(lax.broadcast_in_dim(x, tiled, range(1, 2 * x.ndim, 2)), out.shape)
+    whole = [times * n for times, n in zip(repeats, x.shape, strict=True)]
+    return lax.reshape(lax.broadcast_in_dim(x, tiled, range(1, 2 * x.ndim, 2)), whole)
 
 
 @lowers(aten.flip.default)
