@@ -201,7 +201,7 @@ def _run(
     if is_strided(node.op.recorded):
         kwargs["contiguous"] = node.args[0].layout.contiguous
     rule = rule_of(node.op.recorded)
-    key = (rule, out.shape, out.dtype) if rule in CONSTANTS else None
+    key: Hashable = (rule, out.shape, out.dtype) if rule in CONSTANTS else None
     if node.op.is_view and id(args[0]) in filled:
         key = (node.op, id(args[0]), repr(args[1:]), repr(kwargs))
     call = (
