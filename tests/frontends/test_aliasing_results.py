@@ -71,6 +71,17 @@ def test_results_lie_as_on_the_cpu(function: Callable[[Tensor], Any]) -> None:
         assert values == pytest.approx(want) and place == expected
 
 
+@pytest.mark.parametrize("function", [same, parts, whole_part, detached])
+def test_autograd_knows_the_views_of_results(function: Callable[[Tensor], Any]) -> None:
+    def views(backend: str, x: Tensor) -> list[tuple[bool, bool]]:
+        results = torch.compile(function, backend=backend)(x)
+        torch._dynamo.reset()
+        return [(t._is_view(), t._base is results[0]) for t in results]
+
+    x = torch.arange(4.0)
+    assert views("lazytpu", x.to(lazytpu.device())) == views("aot_eager", x)
+
+
 def test_a_write_through_windows_of_integers() -> None:
     def write(x: Tensor) -> Tensor:
         x.unfold(0, 2, 2).mul_(3)

@@ -203,9 +203,10 @@ def computed(scene: Scene, name: str) -> str:
     """An expression for a new tensor of the shape of an old one."""
     rng, t = scene.rng, scene.space[name]
     d = random_dim(rng, t)
+    ordered = ".contiguous()" if scene.mode in ("jit", "dynamo") else ""  # torch traces other strides than it gives
     texts = [
         f"{name}.flip({d})",
-        f"{name}.roll({rng.choice((1, 1, 2, -1))}, {d})",
+        f"{name}.roll({rng.choice((1, 1, 2, -1))}, {d}){ordered}",
         f"{name}.clone()",
         f"{name}.contiguous()",
     ]

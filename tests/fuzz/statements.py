@@ -272,7 +272,8 @@ def write_out(scene: Scene) -> str | None:
         texts.append(f"torch.sum({name}.clone(), {d}, out={name}.select({d}, 0))")
         texts.append(f"torch.cat([{name}[1:] * 1, {name}[:1] * 1], out={name})")
         if t.numel():  # where it raises, torch has made `out` larger before
-            texts.append(f"torch.index_select({x}, 0, torch.arange({t.shape[0]}, device=device), out={name})")
+            rows = f"torch.broadcast_to({x}, {tuple_text(t.shape)})"
+            texts.append(f"torch.index_select({rows}, 0, torch.arange({t.shape[0]}, device=device), out={name})")
     return rng.choice(texts)
 
 

@@ -45,7 +45,9 @@ class Result:
         host: it is a CPU tensor.
         shared: another result has the same buffer.
         base: of results that share memory, the number of the group; -1 for one that has its own.
-        view: how it lies in the memory of its group, whose whole is ``layout``, or in that of the argument.
+        view: how it lies in the memory of its group, whose whole is ``layout``, or in that of the argument; None for
+            the whole itself.
+        is_view: autograd is to know it as a view of the whole.
         argument: position of the argument, or -1.
         constant: what it is otherwise.
     """
@@ -56,6 +58,7 @@ class Result:
     shared: bool = False
     base: int = -1
     view: Layout | None = None
+    is_view: bool = False
     argument: int = -1
     constant: Any = None
 
@@ -303,8 +306,10 @@ def program_of(
             results.append(Result(argument=argument, view=view))
         elif at in groups and bases[at] in positions:
             root = bases[at].layout
-            view = root.child_at(groups[at].geometry)
-            results.append(Result(positions[bases[at]], root, host[at], base=groups[at].number, view=view))
+            geometry = groups[at].geometry
+            view = None if geometry is None else root.child_at(geometry)
+            base, is_view = groups[at].number, groups[at].is_view
+            results.append(Result(positions[bases[at]], root, host[at], base=base, view=view, is_view=is_view))
         elif type(result) is not Value:
             results.append(Result(constant=result))
         elif result in positions:

@@ -235,7 +235,7 @@ def _made_all(program: CapturedProgram, outputs: Sequence[Buffer], args: list[An
             base = bases.get(result.base)
             if base is None:
                 base = bases[result.base] = _made(result, outputs, args)
-            results.append(_view(base, result))
+            results.append(base if result.view is None else _view(base, result))
         else:
             results.append(_made(result, outputs, args))
     return results
@@ -243,11 +243,9 @@ def _made_all(program: CapturedProgram, outputs: Sequence[Buffer], args: list[An
 
 def _view(base: torch.Tensor, result: Result) -> torch.Tensor:
     view: Any = result.view
-    return (
-        base.as_strided(view.size, view.stride, view.offset)
-        if result.host
-        else view_at(cast(LazyTensor, lazy(base)), view)
-    )
+    if result.host or result.is_view and (view.dtype, view.bits) == (view.root.dtype, view.root.bits):
+        return base.as_strided(view.size, view.stride, view.offset)
+    return view_at(cast(LazyTensor, lazy(base)), view)
 
 
 def _made(result: Result, outputs: Sequence[Buffer], args: list[Any]) -> Any:

@@ -18,12 +18,14 @@ class Group:
     Attributes:
         number: of the group.
         base: the node whose value is the whole of that memory.
-        geometry: of the result in it.
+        geometry: of the result in it; None for the one that is the base.
+        is_view: autograd knows it as a view of the base, which it does not if it was detached.
     """
 
     number: int
     base: torch.fx.Node
-    geometry: Geometry
+    geometry: Geometry | None
+    is_view: bool
 
 
 def memory_groups(module: torch.fx.GraphModule, gradients: bool = False) -> dict[int, Group]:
@@ -44,7 +46,10 @@ def memory_groups(module: torch.fx.GraphModule, gradients: bool = False) -> dict
         alone = len(members) == 1 and (gradients or _is_whole(_tensor(returned[members[0]])))
         base = None if alone or memory in arguments else _base(module, memory)
         if base is not None:
-            groups |= {at: Group(number, base, geometry_of(_tensor(returned[at]))) for at in members}
+            whole = next((at for at in members if returned[at] is base), None)
+            for at in members:
+                geometry = None if at == whole else geometry_of(_tensor(returned[at]))
+                groups[at] = Group(number, base, geometry, _is_view(returned[at], base))
     return groups
 
 
@@ -75,6 +80,15 @@ def _returned(module: torch.fx.GraphModule) -> dict[int, torch.fx.Node]:
         for at, (node, what) in enumerate(zip(returned, descriptions, strict=False))
         if _tensor(node) is not None and not type(what).__name__.startswith("Saved")
     }
+
+
+def _is_view(node: torch.fx.Node, base: torch.fx.Node) -> bool:
+    """Return whether view ops other than `detach` led from the base to a node."""
+    found = node is not base
+    while found and node is not base:
+        found = node.target is not torch.ops.aten.detach.default and bool(node.all_input_nodes)
+        node = node.all_input_nodes[0] if found else base
+    return found
 
 
 def _tensor(node: Any) -> Any:
