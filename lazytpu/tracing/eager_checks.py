@@ -178,7 +178,9 @@ def with_eager_strides(op: Op, named: Mapping[str, object], layouts: _Layouts) -
     made = [x for x in layouts if x is not None]
     if all(len(x.size) < 2 for x in made) or _has_scalar_made_dynamic(op, named):
         return layouts
-    if any(0 in x.size for x in (*operands, *made)) or _may_hold_indices(operands):
+    if any(0 in x.size for x in (*operands, *made)):
+        return layouts
+    if _may_hold_indices(operands) and op.recorded is not torch.ops.aten.index.Tensor:  # whose kernel looks at them
         return layouts
     small = max(prod(x.size) for x in (*operands, *made)) <= _SMALL
     if not small and any(_holds_integers(x) and name not in _FIT_ALL for name, x in named.items()):

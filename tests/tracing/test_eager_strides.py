@@ -26,6 +26,7 @@ ANY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "to": lambda x: x.to(torch.float64),
     "of gaps": lambda x: x[::2].exp(),
     "view op": lambda x: x[:, None].neg(),
+    "index": lambda x: x[:, torch.zeros(2, dtype=torch.int64, device=x.device)],
 }
 IMAGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "nearest": lambda x: F.interpolate(x, size=(1, 1)),
@@ -42,6 +43,7 @@ LAYOUTS = {
     "permuted": ((5, 4, 2, 3), (1, 5, 60, 20)),
     "large": ((2, 3, 64, 50), (9600, 1, 150, 3)),
     "one element in the way": ((2, 1, 2), (2, 7, 1)),
+    "ones": ((2, 2, 1, 1), (2, 1, 4, 2)),
     "matrix": ((100, 70), (1, 100)),
     "as created": ((3, 4, 5), (20, 5, 1)),
 }
