@@ -17,26 +17,27 @@ from torch.utils._pytree import tree_leaves
 
 from lazytpu.dispatch import exchange
 from lazytpu.dispatch.collectives import groups
-from lazytpu.dispatch.exchange import Group, Reduction, group_of
+from lazytpu.dispatch.exchange import Group, group_of
 from lazytpu.distributed import ddp, unused_parameters
+from lazytpu.distributed.arguments import (
+    Options,
+    Tensors,
+    listed,
+    on_device,
+    padded,
+    passed,
+    read,
+    reduction_of,
+    write,
+    write_parts,
+)
 from lazytpu.distributed.work import Awaited, Patient, done
-from lazytpu.errors import LazyTPUError
 from lazytpu.ir.op_schema import Arg
-from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.tracing.step import wait
 
 Tensor = torch.Tensor
-Options: TypeAlias = Arg
-"""torch's options of a collective, or None, or in their place a ``ReduceOp`` or the rank of a root."""
 Work: TypeAlias = Arg
 """A ``torch.distributed.Work``: torch's stubs do not say what Gloo's methods return."""
-Tensors: TypeAlias = Arg
-"""One tensor, or a list of them; or such a list for each of several, as torch's older forms have it."""
-
-_REDUCTIONS = {
-    getattr(dist.ReduceOp, name): name.lower()
-    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-}
 
 
 class LazyProcessGroup(dist.ProcessGroup):
@@ -77,9 +78,9 @@ class LazyProcessGroup(dist.ProcessGroup):
         """Do a collective on copies on the host."""
         given = [x.cpu() for x in inputs]
         found = given if outputs is inputs else [[torch.empty_like(x, device="cpu") for x in xs] for xs in outputs]
-        call(*([given] if outputs is inputs else [found, given]), *_given(opts)).wait()
+        call(*([given] if outputs is inputs else [found, given]), *passed(opts)).wait()
         for target, x in zip(tree_leaves(outputs), tree_leaves(found), strict=True):
-            _write(target, x)
+            write(target, x)
         return done(outputs)
 
     def _root(self, opts: Options) -> int:
@@ -87,6 +88,18 @@ class LazyProcessGroup(dist.ProcessGroup):
         if root not in range(self.members.size):
             raise RuntimeError(f"invalid root rank: {root}")  # as Gloo says
         return root
+
+    def _check_whole(self, what: str, whole: Tensor, part: Tensor) -> None:
+        if whole.numel() != part.numel() * self.members.size:
+            sizes = f"{list(whole.shape)} is not {self.members.size} times {list(part.shape)}"
+            raise RuntimeError(f"{what} among {self.members.size} processes: {sizes}")
+
+    def _check_parts(self, what: str, parts: Sequence[Tensor], own: Tensor, *, even: bool = False) -> None:
+        """Refuse a list that has not a tensor for each member, or not one as large as this member's own."""
+        sizes, n = [x.numel() for x in parts], own.numel()
+        if len(sizes) != self.members.size or sizes[self.members.place] != n or (even and {*sizes} != {n}):
+            found = f"tensors of {sizes} numbers for {n} of rank {self.members.place}"
+            raise RuntimeError(f"{what} among {self.members.size} processes: {found}")
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -131,47 +144,51 @@ class LazyProcessGroup(dist.ProcessGroup):
     # --- reductions ---------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Options = None, timeout: Options = None) -> Work:
-        tensors = _listed(tensors)
-        if not _on_device(tensors):
+        tensors = listed(tensors)
+        if not on_device(tensors):
             if unused_parameters.is_map(tensors[0]):
-                return Patient(self._gloo.allreduce(tensors, *_given(opts)), tensors)
-            return self._host.allreduce(tensors, *_given(opts))
-        reduction = _reduction(opts)
+                return Patient(self._gloo.allreduce(tensors, *passed(opts)), tensors)
+            return self._host.allreduce(tensors, *passed(opts))
+        reduction = reduction_of(opts)
         for x in tensors:
-            _write(x, exchange.all_reduce(_read(x), reduction, self.members))
+            write(x, exchange.all_reduce(read(x), reduction, self.members))
         return done(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Options = None) -> Work:
-        if not _on_device(tensors):
-            return self._host.allreduce_coalesced(tensors, *_given(opts))
+        if not on_device(tensors):
+            return self._host.allreduce_coalesced(tensors, *passed(opts))
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Options = None, op: Options = None, timeout: Options = None) -> Work:
-        tensors = _listed(tensors)
-        if not _on_device(tensors):
-            return self._host.reduce(tensors, *_given(opts))
-        reduction, root = _reduction(op if isinstance(opts, int) else opts), self._root(opts)
+        tensors = listed(tensors)
+        if not on_device(tensors):
+            return self._host.reduce(tensors, *passed(opts))
+        reduction, root = reduction_of(op if isinstance(opts, int) else opts), self._root(opts)
         for x in tensors:
-            found = exchange.all_reduce(_read(x), reduction, self.members)
+            found = exchange.all_reduce(read(x), reduction, self.members)
             if self.members.place == root:
-                _write(x, found)
+                write(x, found)
         return done(tensors)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
-        if not _on_device([output, input]):
-            return _named(self._host, "reduce_scatter_single", "_reduce_scatter_base")(output, input, *_given(opts))
-        rows = _read(input).reshape(self.members.size, -1)
-        _write(output, exchange.reduce_scatter(rows, _reduction(opts), self.members).reshape(output.shape))
+        if not on_device([output, input]):
+            return _named(self._host, "reduce_scatter_single", "_reduce_scatter_base")(output, input, *passed(opts))
+        self._check_whole("reduce_scatter", input, output)
+        rows = read(input).reshape(self.members.size, -1)
+        write(output, exchange.reduce_scatter(rows, reduction_of(opts), self.members).reshape(output.shape))
         return done([output])
 
     def reduce_scatter(self, outputs: Tensors, inputs: Tensors, opts: Options = None, timeout: Options = None) -> Work:
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
-        if not _on_device(outputs):
-            return self._host.reduce_scatter(outputs, inputs, *_given(opts))
+        if not on_device(outputs):
+            return self._host.reduce_scatter(outputs, inputs, *passed(opts))
         for output, parts in zip(outputs, inputs, strict=True):
-            rows = torch.stack([_read(x).reshape(-1) for x in parts])
-            _write(output, exchange.reduce_scatter(rows, _reduction(opts), self.members).reshape(output.shape))
+            self._check_parts("reduce_scatter", parts, output)
+            most = max(x.numel() for x in parts)
+            rows = torch.stack([padded(x, most) for x in parts])
+            found = exchange.reduce_scatter(rows, reduction_of(opts), self.members)
+            write(output, found.reshape(-1)[: output.numel()].reshape(output.shape))
         return done(outputs)
 
     def reduce_scatter_single_coalesced(
@@ -184,9 +201,10 @@ class LazyProcessGroup(dist.ProcessGroup):
     # --- gathering ----------------------------------------------------------------------------------------------------
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
-        if not _on_device([output, input]):
-            return _named(self._host, "all_gather_single", "_allgather_base")(output, input, *_given(opts))
-        _write(output, exchange.all_gather(_read(input), self.members).reshape(output.shape))
+        if not on_device([output, input]):
+            return _named(self._host, "all_gather_single", "_allgather_base")(output, input, *passed(opts))
+        self._check_whole("all_gather", output, input)
+        write(output, exchange.all_gather(read(input), self.members).reshape(output.shape))
         return done([output])
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None) -> Work:
@@ -197,57 +215,69 @@ class LazyProcessGroup(dist.ProcessGroup):
     def allgather(self, outputs: Tensors, inputs: Tensors, opts: Options = None, timeout: Options = None) -> Work:
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
-        if not _on_device(inputs):
-            return self._host.allgather(outputs, inputs, *_given(opts))
+        if not on_device(inputs):
+            return self._host.allgather(outputs, inputs, *passed(opts))
         if ddp.through_host:
             return self._through_host(self._host.allgather, outputs, inputs, opts)
         for parts, x in zip(outputs, inputs, strict=True):
-            _write_parts(parts, exchange.all_gather(_read(x)[None], self.members))
+            self._check_parts("all_gather", parts, x)
+            most = max(part.numel() for part in parts)
+            if all(part.numel() == most for part in parts):
+                write_parts(parts, exchange.all_gather(read(x)[None], self.members))
+                continue
+            rows = exchange.all_gather(padded(x, most)[None], self.members)
+            for part, row in zip(parts, rows, strict=True):
+                write(part, row[: part.numel()].reshape(part.shape))
         return done(outputs)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None) -> Work:
-        if not _on_device(inputs):
-            return self._host.allgather_coalesced(outputs, inputs, *_given(opts))
+        if not on_device(inputs):
+            return self._host.allgather_coalesced(outputs, inputs, *passed(opts))
         for i, x in enumerate(inputs):
-            _write_parts([parts[i] for parts in outputs], exchange.all_gather(_read(x)[None], self.members))
+            of_all = [parts[i] for parts in outputs]
+            self._check_parts("all_gather", of_all, x, even=True)
+            write_parts(of_all, exchange.all_gather(read(x)[None], self.members))
         return done(outputs)
 
     def gather(self, outputs: Tensors, inputs: Tensors, opts: Options = None, timeout: Options = None) -> Work:
         if isinstance(inputs, Tensor):
             outputs, inputs = ([outputs] if outputs else []), [inputs]
-        if not _on_device(inputs):
-            return self._host.gather(outputs, inputs, *_given(opts))
+        if not on_device(inputs):
+            return self._host.gather(outputs, inputs, *passed(opts))
         here = self.members.place == self._root(opts)
         for i, x in enumerate(inputs):
-            found = exchange.all_gather(_read(x)[None], self.members)
             if here:
-                _write_parts(outputs[i], found)
+                self._check_parts("gather", outputs[i], x, even=True)
+            found = exchange.all_gather(read(x)[None], self.members)
+            if here:
+                write_parts(outputs[i], found)
         return done(outputs)
 
     # --- distributing -------------------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Tensors, opts: Options = None, timeout: Options = None) -> Work:
-        tensors = _listed(tensors)
-        if not _on_device(tensors):
-            return self._host.broadcast(tensors, *_given(opts))
+        tensors = listed(tensors)
+        if not on_device(tensors):
+            return self._host.broadcast(tensors, *passed(opts))
         if ddp.through_host:
             return self._through_host(self._host.broadcast, tensors, tensors, opts)
         for x in tensors:
-            _write(x, exchange.broadcast(_read(x), self._root(opts), self.members))
+            write(x, exchange.broadcast(read(x), self._root(opts), self.members))
         return done(tensors)
 
     def scatter(self, outputs: Tensors, inputs: Tensors, opts: Options = None, timeout: Options = None) -> Work:
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], ([inputs] if inputs else [])
-        if not _on_device(outputs):
-            return self._host.scatter(outputs, inputs, *_given(opts))
+        if not on_device(outputs):
+            return self._host.scatter(outputs, inputs, *passed(opts))
         root = self._root(opts)
         for i, output in enumerate(outputs):
             if self.members.place == root:
-                rows = torch.cat([_read(x).reshape(1, *output.shape) for x in inputs[i]])
+                self._check_parts("scatter", inputs[i], output, even=True)
+                rows = torch.cat([read(x).reshape(1, *output.shape) for x in inputs[i]])
             else:
                 rows = output.new_zeros((self.members.size, *output.shape))
-            _write(output, exchange.scatter(rows, root, self.members)[0])
+            write(output, exchange.scatter(rows, root, self.members)[0])
         return done(outputs)
 
     def all_to_all_single(
@@ -259,45 +289,48 @@ class LazyProcessGroup(dist.ProcessGroup):
         opts: Options = None,
         timeout: Options = None,
     ) -> Work:
-        if not _on_device([output, input]):
+        if not on_device([output, input]):
             return _named(self._host, "all_to_all_single", "alltoall_base")(
-                output, input, output_split_sizes, input_split_sizes, *_given(opts)
+                output, input, output_split_sizes, input_split_sizes, *passed(opts)
             )
         n = self.members.size
         if not output_split_sizes and not input_split_sizes:
-            found = exchange.all_to_all(_read(input), self.members)
+            if output.numel() != input.numel():
+                raise RuntimeError(f"all_to_all: {list(output.shape)} cannot hold {list(input.shape)}")
+            found = exchange.all_to_all(read(input), self.members)
         else:
             out_rows = output_split_sizes or [len(output) // n] * n
             in_rows = input_split_sizes or [len(input) // n] * n
-            found = exchange.all_to_all_in_parts(_read(input), out_rows, in_rows, self.members)
-        _write(output, found.reshape(output.shape))
+            found = exchange.all_to_all_in_parts(read(input), out_rows, in_rows, self.members)
+        write(output, found.reshape(output.shape))
         return done([output])
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None) -> Work:
-        if not _on_device(inputs):
-            return self._host.alltoall(outputs, inputs, *_given(opts))
+        if not on_device(inputs):
+            return self._host.alltoall(outputs, inputs, *passed(opts))
+        self._check_parts("all_to_all", outputs, inputs[self.members.place])
         out_rows, in_rows = [[x.numel() for x in xs] for xs in (outputs, inputs)]
-        flat = torch.cat([_read(x).reshape(-1) for x in inputs])
+        flat = torch.cat([read(x).reshape(-1) for x in inputs])
         found = exchange.all_to_all_in_parts(flat, out_rows, in_rows, self.members)
         for x, part in zip(outputs, found.split(out_rows), strict=True):
-            _write(x, part.reshape(x.shape))
+            write(x, part.reshape(x.shape))
         return done(outputs)
 
     # --- from one to another, through the host ------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Work:
-        return self._host.send([x.detach().cpu().contiguous() for x in _listed(tensors)], dstRank, tag)
+        return self._host.send([x.detach().cpu().contiguous() for x in listed(tensors)], dstRank, tag)
 
     def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Work:
-        tensors = _listed(tensors)
-        if not _on_device(tensors):
+        tensors = listed(tensors)
+        if not on_device(tensors):
             return self._host.recv(tensors, srcRank, tag)
         hosts = [torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in tensors]
         return _received(self._host.recv(hosts, srcRank, tag), tensors, hosts)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        tensors = _listed(tensors)
-        if not _on_device(tensors):
+        tensors = listed(tensors)
+        if not on_device(tensors):
             return self._host.recv_anysource(tensors, tag)
         hosts = [torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in tensors]
         return _received(self._host.recv_anysource(hosts, tag), tensors, hosts)
@@ -318,7 +351,7 @@ class LazyProcessGroup(dist.ProcessGroup):
 def _received(work: Work, tensors: list[Tensor], hosts: list[Tensor]) -> Work:
     def finish() -> None:
         for x, host in zip(tensors, hosts, strict=True):
-            _write(x, host)
+            write(x, host)
 
     return Awaited([work], finish, tensors)
 
@@ -326,49 +359,3 @@ def _received(work: Work, tensors: list[Tensor], hosts: list[Tensor]) -> Work:
 def _named(of: object, *names: str) -> Arg:
     """Return the method of the first of several names that there is."""
     return next(getattr(of, name) for name in names if hasattr(of, name))
-
-
-def _listed(tensors: Tensors) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _given(opts: Options) -> list[Options]:
-    return [] if opts is None else [opts]
-
-
-def _on_device(tensors: Sequence[Tensor]) -> bool:
-    """Return whether tensors are on the device and not on the CPU.
-
-    Raises:
-        RuntimeError: some are, and some are not.
-    """
-    found = {x.device.type for x in tensors}
-    if len(found) > 1:
-        raise RuntimeError(f"a collective of tensors on {' and '.join(sorted(found))}")
-    return found == {LazyTensor.device_type}
-
-
-def _read(x: Tensor) -> Tensor:
-    return x.detach()
-
-
-def _write(target: Tensor, found: Tensor) -> None:
-    """Copy, and leave the version of the target as it was: torch's collectives do."""
-    target.data.copy_(found)
-
-
-def _write_parts(targets: Sequence[Tensor], found: Tensor) -> None:
-    for x, part in zip(targets, found.unbind(0), strict=True):
-        _write(x, part.reshape(x.shape))
-
-
-def _reduction(opts: Options) -> Reduction:
-    op: Arg = opts if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)) else getattr(opts, "reduceOp", None)
-    if op is None:
-        return Reduction("sum")
-    for known, name in _REDUCTIONS.items():
-        if op == known:
-            return Reduction(name)
-    if op == dist.ReduceOp.PREMUL_SUM:
-        return Reduction("sum", float(op.__getstate__()[1]))
-    raise LazyTPUError(f"reductions of {op} are not supported")

@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 import lazytpu
+from lazytpu.ir.tree import trace
 from lazytpu.runtime import agreement
+from lazytpu.runtime.processes import OverProcesses
 from tests.support.ranks import matched, on_ranks
 
 ReduceOp = dist.ReduceOp
@@ -92,6 +94,26 @@ def test_a_program_has_its_collectives_in_the_order_of_recording() -> None:
 
 
 @on_ranks(2)
+def test_buffers_of_processes_are_parts_of_one_array_without_a_copy() -> None:
+    x, total = (torch.ones(3, 2).to(lazytpu.device()) for _ in range(2))
+    dist.all_reduce(total)
+    starts: list[tuple[tuple[int, ...], bool]] = []
+    start = OverProcesses._global
+
+    def noted(self: OverProcesses, part: Any) -> Any:
+        whole = start(self, part)
+        starts.append((whole.shape, whole.addressable_data(0).unsafe_buffer_pointer() == part.unsafe_buffer_pointer()))
+        return whole
+
+    OverProcesses._global = noted  # type: ignore[method-assign]
+    try:
+        assert (x + total).tolist() == [[3.0, 3.0]] * 3
+    finally:
+        OverProcesses._global = start  # type: ignore[method-assign]
+    assert ((6, 2), True) in starts and all(same for _, same in starts)
+
+
+@on_ranks(2)
 def test_gathering_and_reducing_in_all_forms() -> None:
     def run(device: Device) -> Any:
         n, x = dist.get_world_size(), given(device, 2, 3)
@@ -149,11 +171,48 @@ def test_a_root_that_is_no_member_is_refused() -> None:
 
 
 @on_ranks(2)
+def test_tensors_that_do_not_fit_are_refused_before_anything_is_recorded() -> None:
+    device, rank = lazytpu.device(), dist.get_rank()
+    x, three = given(device, 4), [torch.zeros(4, device=device) for _ in range(3)]
+    calls: list[Callable[[], object]] = [
+        lambda: dist.all_gather_into_tensor(three[0], x),
+        lambda: dist.all_gather(three, x),
+        lambda: dist.all_gather(three[:2], x[:2]),
+        lambda: dist.all_gather_coalesced([[three[0]], [three[1][1:]]], [x]),
+        lambda: dist.reduce_scatter_tensor(three[0], x),
+        lambda: dist.reduce_scatter(three[0][:3], [x, x]),
+        lambda: dist.gather(x, three if rank == 0 else None),
+        lambda: dist.scatter(x, three if rank == 0 else None),
+        lambda: dist.all_to_all_single(x[:3], x[1:]),
+        lambda: dist.all_to_all_single(x[:2], x),
+        lambda: dist.all_to_all(three[:2], [x[:3], x[:3]]),
+    ]
+    for i, call in enumerate(calls):
+        if i in (6, 7) and rank:  # only the root has lists
+            continue
+        with pytest.raises(RuntimeError, match=r"among 2 processes: |does not divide equally|cannot hold"):
+            call()
+    assert not trace.exchanges
+    matched(lambda device: reduced(device, ReduceOp.SUM, torch.float32, 3))
+
+
+@on_ranks(2)
 def test_all_to_all_of_lists_of_other_sizes_which_gloo_has_not() -> None:
     device, rank = lazytpu.device(), dist.get_rank()
     parts = [torch.zeros(i + rank + 1, device=device) for i in range(2)]
     dist.all_to_all(parts, [torch.full((i + rank + 1,), 10.0 * rank + i, device=device) for i in range(2)])
     assert [x.tolist() for x in parts] == [[10.0 * i + rank] * (i + rank + 1) for i in range(2)]
+
+
+@on_ranks(2)
+def test_gathering_and_reducing_lists_of_other_sizes_which_gloo_has_not() -> None:
+    device, rank = lazytpu.device(), dist.get_rank()
+    parts = [torch.zeros(i + 1, 2, device=device) for i in range(2)]
+    dist.all_gather(parts, torch.full((rank + 1, 2), float(rank), device=device))
+    assert [x.tolist() for x in parts] == [[[0.0, 0.0]], [[1.0, 1.0]] * 2]
+    own = torch.zeros(3 - rank, device=device)
+    dist.reduce_scatter(own, [torch.full((3 - i,), rank + i + 1.0, device=device) for i in range(2)])
+    assert own.tolist() == [[3.0] * 3, [5.0] * 2][rank]
 
 
 @on_ranks(2)
