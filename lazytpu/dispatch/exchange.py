@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from lazytpu.ir.rank_patterns import Ranks, is_alone, pattern_of
 from lazytpu.ir.tree import trace
 from lazytpu.location import site
 from lazytpu.tensors.tensor import make
-from lazytpu.tracing.cutting import cut
+from lazytpu.tracing.cutting import cut, threads
 from lazytpu.tracing.record import lock, record
 from lazytpu.tracing.transaction import Transaction
 
@@ -90,6 +91,8 @@ def reduce_scatter(x: Tensor, reduction: Reduction, group: Group) -> Tensor:
 
 def all_to_all(x: Tensor, group: Group) -> Tensor:
     """Return the parts that all members have for this one, in their order; parts have equal sizes."""
+    if x.shape[0] % group.size:
+        raise RuntimeError("Tensor's dim 0 does not divide equally across group size")  # as NCCL's group says
     return _copied(x) if group.size == 1 else _exchanged(_ALL_TO_ALL, [x], group)
 
 
@@ -142,8 +145,17 @@ def settle() -> None:
 
     They may wait for its part of these collectives, and come to the host's only afterwards.
     """
-    if trace.exchanges:
+    if trace.exchanges and not _is_apart(threading.current_thread()):
         cut("collective on the host")
+
+
+def _is_apart(thread: threading.Thread) -> bool:
+    """Return whether others do the recording: it is not the main thread, nor one of autograd, and has never cut.
+
+    A checkpoint is saved by such a thread.  Nothing waits for it, and where it would cut is another place on each rank.
+    """
+    known = thread is threading.main_thread() or isinstance(thread, threading._DummyThread)
+    return not known and thread.ident not in threads
 
 
 def _copied(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,8 @@ from lazytpu.tracing.planning import Plan, Planner, forget_interpreted, plan_of
 
 # The paths that were run while steps are measured, and the use of their graphs (record_time.py).
 recorded: deque[tuple[Node, Usage]] = deque(maxlen=1000)
+threads: set[int] = set()
+"""The threads that have cut, by their idents."""
 _CUT, _WAIT = metrics.timer("cut"), metrics.timer("wait")
 # What happens in a cut and is not its own time.
 _TIMED_APART = [_WAIT, *map(metrics.timer, ("lower", "compile", "load", "dispatch", "interpret", "dump"))]
@@ -41,6 +44,7 @@ def cut(reason: str, planner: Planner | None = None) -> None:
         reason: what forced it, for the report.
         planner: decides what is run for the live storages and the key instead of this module.
     """
+    threads.add(threading.get_ident())
     with record.lock:
         trace.refuse_if_closed()
         if trace.isolated:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import threading
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import lazytpu
+from lazytpu.ir.tree import trace
 from tests.distributed.scripts.training import batches, scripts, tolerances
 from tests.support.ranks import matched, on_ranks
 
@@ -88,6 +90,34 @@ def test_a_rank_that_waits_on_the_host_starts_what_is_recorded() -> None:
             assert x.tolist() == [3.0] * 3
         dist.all_gather_object(found, rank, group=group)
         assert found == [0, 1]
+
+
+@on_ranks(2)
+def test_a_thread_that_records_nothing_does_not_start_what_is_recorded() -> None:
+    """One that saves a checkpoint, say: where the main thread is by then is another place on each rank."""
+    rank, found = dist.get_rank(), [None, None]
+    gloo = dist.new_group(backend="gloo")
+
+    def on_host() -> None:
+        dist.all_gather_object(found, rank, group=gloo)
+
+    def train_and_go_on_host() -> None:
+        x = torch.ones(3, device=lazytpu.device())
+        lazytpu.mark_step()
+        dist.all_reduce(x)
+        on_host()
+        assert not trace.exchanges
+        found.append(x.tolist())
+
+    x = torch.ones(3, device=lazytpu.device()) * (rank + 1)
+    dist.all_reduce(x)
+    for target in (on_host, train_and_go_on_host):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+        assert found[:2] == [0, 1]
+        assert (target is on_host) == bool(trace.exchanges), "the thread that trains cuts"
+    assert x.tolist() == [3.0] * 3 and found[2] == [2.0] * 3
 
 
 @on_ranks(2)
