@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from lazytpu.ir.op_schema import Arg
 from lazytpu.ir.types import is_dense
 from lazytpu.runtime import transfers
 from lazytpu.tensors.copying import deepcopy_tensor, reduce_tensor
@@ -39,6 +40,10 @@ class LazyStorage(torch.UntypedStorage):
     """
 
     _s: Storage
+
+    def __new__(cls, *args: Arg, **kwargs: Arg) -> Arg:
+        """Return a storage of the CPU, as ``torch.UntypedStorage`` does: `storage_of` makes those of the device."""
+        return torch.UntypedStorage(*args, **kwargs)
 
     def data_ptr(self) -> int:
         global _next_address
@@ -168,6 +173,14 @@ def _fill(state: Storage, host: torch.UntypedStorage) -> None:
     write_buffer(state, transfers.to_device(memory))
 
 
+_copy_plain = torch.UntypedStorage.copy_
+
+
+def copy_(self: torch.UntypedStorage, source: torch.UntypedStorage, non_blocking: bool = False) -> Arg:
+    """``copy_`` of a storage of the CPU, from one of the device as well."""
+    return _copy_plain(self, source.cpu() if isinstance(source, LazyStorage) else source, non_blocking)
+
+
 # --- torch.load --------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +293,7 @@ def register() -> None:
     LazyTensor.storage_class = LazyStorage
     LazyStorage.__name__ = torch.UntypedStorage.__name__  # under which torch saves it
     vars(torch)["is_storage"] = _is_storage
+    setattr(torch.UntypedStorage, copy_.__name__, copy_)
     setattr(torch.UntypedStorage, LazyTensor.device_type, to_storage)
     torch.serialization.register_package(9, _location, _restore)
     ForkingPickler.register(LazyTensor, _send)

@@ -84,5 +84,29 @@ def test_a_checkpoint_of_fsdp_loads_into_tensor_parallelism_and_by_torch_alone()
             torch.testing.assert_close(*tensors, atol=0, rtol=0)
 
 
+@on_ranks(2)
+def test_a_state_is_saved_while_training_goes_on() -> None:
+    from torch.distributed import checkpoint
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(lazytpu.device().type, (2,))
+    folders: list[Any] = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folders)
+    model, optimizer = trained(lambda m: fully_shard(m, mesh=mesh), 1)
+    want = [p.full_tensor().detach().cpu() for p in model.parameters()]
+    group = dist.new_group(backend="gloo")
+    saving = checkpoint.async_save({"model": model.state_dict()}, checkpoint_id=folders[0], process_group=group)
+    model(torch.ones(6, 6).to(lazytpu.device())).sum().backward()
+    optimizer.step()
+    saving.result()
+    state = {"model": model.state_dict()}
+    checkpoint.load(state, checkpoint_id=folders[0])
+    assert all(torch.equal(p.full_tensor().cpu(), x) for p, x in zip(model.parameters(), want, strict=True))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folders[0])
+
+
 def _on_host(x: Any) -> Any:
     return x.cpu() if isinstance(x, torch.Tensor) else x

@@ -34,6 +34,16 @@ def test_storage(device):
     assert x.element_size() == 4 and x.nbytes == 24 and x.itemsize == 4
 
 
+def test_a_storage_of_the_cpu_takes_the_contents_of_one_of_the_device(device):
+    x = (torch.arange(6.0, device=device) * 2).reshape(2, 3)
+    storage = x[1].untyped_storage()
+    copied = type(storage)(storage.nbytes(), device="cpu")
+    copied.copy_(storage, non_blocking=True)
+    assert copied.device.type == "cpu" and torch.empty(0).set_(copied, 3, (3,), (1,)).tolist() == [6, 8, 10]
+    with pytest.raises(RuntimeError, match="size does not match, self was 8 bytes but src was 24 bytes"):
+        torch.UntypedStorage(8).copy_(storage)
+
+
 def test_swap_tensors(device):
     a, b = torch.ones(2, device=device), torch.zeros(3, dtype=torch.int64)
     ida, idb = id(a), id(b)
