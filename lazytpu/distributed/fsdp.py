@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import ModuleType
 
 import torch
@@ -44,6 +45,8 @@ def register() -> None:
     after_import(f"{_PACKAGE}._fsdp_param", _register_parameters)
     after_import(f"{_PACKAGE}._fsdp_state", _cut_before_first_step)
     after_import(f"{_PACKAGE}._fsdp_init", _move_models_of_the_host)
+    after_import("torch.distributed.fsdp._flat_param", _keep_on_device)
+    after_import("torch.distributed.fsdp._state_dict_utils", _move_whole_states)
 
 
 def _library() -> torch.library.Library:
@@ -96,6 +99,28 @@ def _move_models_of_the_host(module: ModuleType) -> None:
                     x, torch.nn.Parameter(moved, x.requires_grad) if type(x) is torch.nn.Parameter else moved
                 )
         move(parameters, buffers, device)
+
+    setattr(module, name, call)
+
+
+def _keep_on_device(module: ModuleType) -> None:
+    """Leave the whole parameters of FSDP1 where they are: ``data`` of one on the device cannot be a CPU tensor."""
+    handle: Arg = vars(module)["FlatParamHandle"]
+    to_cpu = handle.to_cpu
+    handle.to_cpu = lambda self: nullcontext() if is_device_tensor(self.flat_param) else to_cpu(self)
+
+
+def _move_whole_states(module: ModuleType) -> None:
+    """Have FSDP1 move the parameters of a whole state afterwards."""
+    name = "_full_post_state_dict_hook"
+    hook = vars(module)[name]
+
+    @functools.wraps(hook)
+    def call(net: torch.nn.Module, state: Arg, *args: Arg) -> dict[str, Arg]:
+        found: dict[str, Arg] = hook(net, state, *args)
+        if state._state_dict_config.offload_to_cpu:
+            found.update({key: x.cpu() for key, x in found.items() if hasattr(x, "_has_been_cloned")})
+        return found
 
     setattr(module, name, call)
 

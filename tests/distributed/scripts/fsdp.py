@@ -11,10 +11,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FullStateDictConfig,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
     OffloadPolicy,
     ShardingStrategy,
+    StateDictType,
     fully_shard,
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -216,7 +218,11 @@ def first_version(device: Device, **options: Any) -> Any:
     losses = train(net, device)
     with FullyShardedDataParallel.summon_full_params(net):
         full = [p.detach().clone() for p in net.parameters()]
-    return losses, full
+    on_cpu = FullStateDictConfig(offload_to_cpu=device.type != "cpu", rank0_only=True)
+    with FullyShardedDataParallel.state_dict_type(net, StateDictType.FULL_STATE_DICT, on_cpu):
+        state = net.state_dict()
+    assert all(x.device.type == "cpu" for x in state.values()) and bool(state) == (dist.get_rank() == 0)
+    return losses, full, [x.to(device) for x in state.values()]
 
 
 @script("FSDP1")
