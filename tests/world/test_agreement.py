@@ -86,7 +86,7 @@ def test_ranks_that_differ(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(PROGRAM))
     run = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
-    first, second = run_world(run, 2, script, LAZYTPU_LOG="error", LAZYTPU_DISK_CACHE="0")
+    first, second = run_world(run, 2, script, LAZYTPU_DISK_CACHE="0")
     assert (first.returncode, second.returncode) == (1, -9), first.stderr + second.stderr
     head, *rest = first.stdout.splitlines(keepends=True)
     where = "2 x rank 0: lazytpu.all_reduce f32[4], train.py:16 | rank 1: aten.add.Tensor f32[4], train.py:15"
@@ -95,6 +95,8 @@ def test_ranks_that_differ(tmp_path: Path) -> None:
         assert "".join(said[2:10]) == DIFFERENT
     assert head == "sum 24.0\n" and "".join(rest[10:]) == LATE
     assert first.stderr.endswith(DEAD)
+    for rank, done in enumerate((first, second)):
+        assert f"lazytpu[{rank}]: ranks record different ops between their collectives" in done.stderr
 
 
 def test_one_rank_compiles_for_all_and_for_the_next_run(tmp_path: Path) -> None:

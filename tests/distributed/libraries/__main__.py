@@ -1,19 +1,18 @@
 """Run libraries and public scripts that train in several processes, under torchrun.
 
-    python -m tests.distributed.libraries                                # accelerate, transformers, lightning
+    python -m tests.distributed.libraries                                # accelerate, transformers, lightning, ours
     python -m tests.distributed.libraries --examples DIR --only FSDP2    # and a checkout of pytorch/examples
 
-A library's script runs on the CPU with Gloo and on the device, and the numbers that it prints have to agree.  An
-example refuses to run without an accelerator: it runs on the device only, unedited, and has to end as it says.  What
-is not installed is skipped.  Rows of the table in docs/reference/distributed.md are printed; the exit status is how
-many failed.
+A library's script, or this project's example, runs on the CPU with Gloo and on the device, and the numbers that it
+prints have to agree.  A public example refuses to run without an accelerator: it runs on the device only, unedited, and
+has to end as it says.  What is not installed is skipped.  Rows of the table in docs/reference/distributed.md are
+printed; the exit status is how many failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -47,12 +46,39 @@ class Example:
     needs: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Library:
+    """A script that prints numbers.
+
+    Attributes:
+        script: its file.
+        arguments: in which ``DEVICE`` stands for the device.
+        ranks: processes.
+        needs: packages.
+    """
+
+    script: Path
+    arguments: tuple[str, ...]
+    ranks: int = 2
+    needs: tuple[str, ...] = ()
+
+
+def _with(package: str, how: str) -> Library:
+    return Library(HERE / f"with_{package}.py", (how, "DEVICE"), needs=(package,))
+
+
 LIBRARIES = {
-    "accelerate: DDP": ("with_accelerate", "ddp"),
-    "accelerate: FSDP2": ("with_accelerate", "fsdp2"),
-    "transformers Trainer: DDP": ("with_transformers", "ddp"),
-    "transformers Trainer: FSDP2": ("with_transformers", "fsdp2"),
-    "lightning: DDP": ("with_lightning", "ddp"),
+    "accelerate: DDP": _with("accelerate", "ddp"),
+    "accelerate: FSDP2": _with("accelerate", "fsdp2"),
+    "transformers Trainer: DDP": _with("transformers", "ddp"),
+    "transformers Trainer: FSDP2": _with("transformers", "fsdp2"),
+    "lightning: DDP": _with("lightning", "ddp"),
+} | {
+    f"train_gpt_torchrun: {how}{' (4)' if ranks == 4 else ''}": Library(
+        ROOT / "examples" / "train_gpt_torchrun.py", ("--how", how, "--device", "DEVICE"), ranks
+    )
+    for ranks in (2, 4)
+    for how in ("ddp", "fsdp", "tp", "fsdp_tp", "pp")
 }
 _GPT = (
     *("data_config.path=data/input.txt", "data_config.truncate=0.002", "data_config.block_size=32"),
@@ -95,15 +121,15 @@ def torchrun(script: Path, arguments: Sequence[str], ranks: int, folder: Path) -
 
 def of_library(name: str) -> str:
     """Return what is wrong with a library on the device, empty for nothing."""
-    script, how = LIBRARIES[name]
-    found = []
-    for device in ("cpu", "device"):
+    library, found = LIBRARIES[name], []
+    for device in ("cpu", "tpu"):
+        arguments = [device if word == "DEVICE" else word for word in library.arguments]
         with tempfile.TemporaryDirectory() as folder:
-            done = torchrun(HERE / f"{script}.py", (how, device), 2, Path(folder))
-        lines = re.findall(r"RESULT (\[.*\])", done.stdout)
+            done = torchrun(library.script, arguments, library.ranks, Path(folder))
+        lines = re.findall(r"(?:RESULT \[|: loss )(.*)", done.stdout)
         if done.returncode or not lines:
             return f"on {device}: {done.stderr[-3000:]}"
-        found.append(json.loads(lines[0]))
+        found.append([float(number) for number in re.findall(r"-?\d[\d.]*(?:e-?\d+)?", lines[0])])
     close = all(abs(a - b) <= 1e-4 * max(1, abs(b)) for a, b in zip(found[1], found[0], strict=True))
     return "" if close else f"{found[1]} on the device, {found[0]} on the CPU"
 
@@ -131,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in (*LIBRARIES, *(EXAMPLES if options.examples else ())):
         if not any(word in name.lower() for word in words):
             continue
-        needs = (name.split()[0].rstrip(":"),) if name in LIBRARIES else EXAMPLES[name].needs
+        needs = (LIBRARIES.get(name) or EXAMPLES[name]).needs
         if missing := [package for package in needs if importlib.util.find_spec(package) is None]:
             print(f"| {name} | skipped: {missing[0]} is not installed |", flush=True)
             continue
