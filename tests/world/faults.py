@@ -96,6 +96,9 @@ if one_mesh:
     y = x * (3 if how == "mesh, other numbers" and rank else 2)
     if how == "mesh, other ops" and rank:
         y = y.abs()
+    if how == "mesh, other seed":
+        torch.manual_seed(rank)
+        y = y + torch.rand(8, device=device)
     print("total", y.sum().item())
     if how == "mesh, full disk":
         import resource
@@ -145,6 +148,7 @@ FAULTS = {
     "mesh, other data": Fault((1, 1), "other contents on rank 1 than on rank 0", both=True),
     "mesh, other ops": Fault((1, 1), "ranks record different programs for one mesh", both=True),
     "mesh, other numbers": Fault((1, 1), "ranks give different numbers to one program", both=True),
+    "mesh, other seed": Fault((1, 1), "ranks give different numbers to one program", both=True),
     "mesh, full disk": Fault((1, 1), "rank 1 could not save the checkpoint"),
     "sleep": Fault((1, None), "rank 1 is at train.py:45"),
     "stop between steps": Fault((1, None), "rank 1 does not answer"),
