@@ -1,7 +1,7 @@
 """Run torch's own test files of torch.distributed on the CPU with Gloo and on the device, with torch's own harness.
 
     python -m tests.distributed.torch_files DIR                      # DIR: test/distributed of a checkout of pytorch
-    python -m tests.distributed.torch_files DIR --only test_parallelize_api --device device
+    python -m tests.distributed.torch_files DIR --only test_parallelize_api --test test_linear
 
 The files are not part of this project.  Their harness starts a process a rank and asks how many devices there are; here
 the CPU, or the device, has four, or eight where a test wants them.  Where files name CUDA, they name the CPU, or the
@@ -42,8 +42,8 @@ _OUTCOMES = {0: "passed", 3: "skipped", 4: "failed"}  # by exit code
 _forked: list[dict[str, Any]] = []  # what modules want to be called at forks
 
 
-def prepare(kind: str) -> str:
-    """Have torch's harness use a kind of device; return its name."""
+def prepare(kind: str, ranks: int = RANKS) -> str:
+    """Have torch's harness use so many devices of a kind; return its name."""
     import torch
     import torch.distributed as dist
 
@@ -58,15 +58,15 @@ def prepare(kind: str) -> str:
         return lambda test: test
 
     common_distributed.skip_if_lt_x_gpu = common_dtensor.skip_if_lt_x_gpu = always
-    common_fsdp.DEVICE_COUNT = common_dtensor.NUM_DEVICES = RANKS
-    torch.accelerator.device_count = lambda: RANKS
+    common_fsdp.DEVICE_COUNT = common_dtensor.NUM_DEVICES = ranks
+    torch.accelerator.device_count = lambda: ranks
     common_utils.TEST_CUDA = common_cuda.TEST_CUDA = True  # for tests that name CUDA
     name = "cpu"
     if kind == "cpu":
-        torch.cpu.device_count, torch.cpu.current_device = lambda: RANKS, lambda: 0
+        torch.cpu.device_count, torch.cpu.current_device = lambda: ranks, lambda: 0
     else:
         name = torch.accelerator.current_accelerator().type
-        getattr(torch, name).device_count = lambda: RANKS
+        getattr(torch, name).device_count = lambda: ranks
         backend = f"cpu:gloo,{name}:{dist.Backend.default_device_backend_map[name]}"
         common_dtensor.DTensorTestBase.backend = property(lambda _: backend)
         common_fsdp.DISTRIBUTED_BACKEND = backend
@@ -98,9 +98,9 @@ def _tell_rank(case: Any) -> None:
     case._run = classmethod(told)
 
 
-def here(file: Path, kind: str, only: str) -> None:
+def here(file: Path, kind: str, only: str, ranks: int) -> None:
     """Run a file's tests in this process and those that it starts; print a line of JSON for each."""
-    name = prepare(kind)
+    name = prepare(kind, ranks)
     sys.path.insert(0, str(file.parent))
     suite = unittest.defaultTestLoader.loadTestsFromModule(_named(file, name))
     tests = [t for t in _flat(suite) if only in t.id() and not type(t).__name__.startswith("_")]
@@ -141,12 +141,13 @@ def _flat(suite: Any) -> list[Any]:
     return [t for part in suite for t in _flat(part)] if isinstance(suite, unittest.TestSuite) else [suite]
 
 
-def outcomes(file: Path, kind: str, only: str = "", log: Path | None = None) -> dict[str, str]:
+def outcomes(file: Path, kind: str, only: str, ranks: int, log: Path | None) -> dict[str, str]:
     """Run a file's tests in a process of their own; return what became of each."""
     root = str(Path(__file__).parents[2])
     settings = {"OMP_NUM_THREADS": "1", "LAZYTPU_DISK_CACHE": "0", "JAX_PLATFORMS": "cpu"}
     settings |= {"XLA_FLAGS": "--xla_backend_optimization_level=0", "PYTHONPATH": root, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     command = [sys.executable, "-m", "tests.distributed.torch_files", str(file), "--here", kind, "--test", only]
+    command += ["--ranks", str(ranks)]
     with tempfile.TemporaryDirectory() as folder:
         log = log or Path(folder) / "log"
         with log.open("w") as file_of_log, contextlib.suppress(subprocess.TimeoutExpired):
@@ -172,11 +173,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="files with this word in their names")
     parser.add_argument("--test", default="", help="tests with this word in their names")
+    parser.add_argument("--ranks", type=int, default=RANKS, help="devices that there are")
     parser.add_argument("--logs", type=Path, help="a folder for what the runs print")
     parser.add_argument("--here", choices=("cpu", "device"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
-        here(options.folder, options.here, options.test)
+        here(options.folder, options.here, options.test, options.ranks)
         return 0
     wrong = 0
     for name in FILES:
@@ -184,7 +186,7 @@ def main() -> int:
         if options.only not in name or not file.exists():
             continue
         logs = {kind: options.logs / f"{file.stem}.{kind}" if options.logs else None for kind in ("cpu", "device")}
-        found = [outcomes(file, kind, options.test, logs[kind]) for kind in ("cpu", "device")]
+        found = [outcomes(file, kind, options.test, options.ranks, logs[kind]) for kind in ("cpu", "device")]
         print(row(name, *found), flush=True)
         wrong += sum(result == "passed" and found[1].get(t) != "passed" for t, result in found[0].items())
     return min(wrong, 100)
