@@ -199,3 +199,15 @@ def test_sums_for_a_mesh_of_cpus(size, axes):
         rows = jax.jit(sums.total_of_rows)(x)
     np.testing.assert_allclose(found, x.astype(np.float64).sum(axes), 1e-5)
     np.testing.assert_allclose(rows, x.astype(np.float64).reshape(-1, size[-1]).sum(0) if len(size) > 1 else x, 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(32, 3, 64, 64), (64, 64, 7, 7), (2, 2, 2, 2, 8, 8, 8), (500, 300)])
+def test_sums_over_several_dimensions_are_accurate(shape):
+    def sums_of(x):
+        y = x * 1.0000001
+        return [y.sum(), y.mean((0, *range(2, y.ndim))), y.var(), y.norm(), F.mse_loss(y, -y), F.l1_loss(y, y / 2)]
+
+    torch.manual_seed(0)
+    for x in (torch.rand(shape), torch.full(shape, 0.9446)):
+        for right, result in zip(*_both(sums_of, x), strict=True):
+            assert torch.allclose(result.double(), right, rtol=1e-5, atol=1e-7)  # a loop over all is off by 1e-3

@@ -12,12 +12,13 @@ from jax import lax
 from lazytpu.lowering.registry import lowers
 from lazytpu.lowering.rules.indexing import read, write
 from lazytpu.lowering.rules.reductions import axes_of, keep, wide
+from lazytpu.lowering.support import sums
 
 aten = torch.ops.aten
 
 
 def _powers(x, axes, p):
-    return lax.reduce_sum(x**p, axes) ** (1 / p)
+    return sums.in_stages(x**p, axes) ** (1 / p)
 
 
 def norm_of(x, p, axes):
@@ -28,8 +29,8 @@ def norm_of(x, p, axes):
         math.inf: lambda: jnp.max(x, axes, initial=0),
         -math.inf: lambda: jnp.min(x, axes, initial=math.inf),
         0: lambda: lax.reduce_sum((x != 0).astype(x.dtype), axes),
-        1: lambda: lax.reduce_sum(x, axes),
-        2: lambda: lax.sqrt(lax.reduce_sum(x * x, axes)),
+        1: lambda: sums.in_stages(x, axes),
+        2: lambda: lax.sqrt(sums.in_stages(x * x, axes)),
     }
     if isinstance(p, int | float):
         return norms[p]() if p in norms else _powers(x, axes, jnp.asarray(p, x.dtype))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from lazytpu.lowering.registry import Rule, lowers, rule_of
+from lazytpu.lowering.support import sums
 from lazytpu.lowering.support.operands import compute_dtype
 from lazytpu.versions import passing_op
 
@@ -106,4 +107,4 @@ def foreach_norm(out, xs, ord=2, dtype=None):
 def foreach_powsum(out, xs, ord=2, dtype=None):
     """Return the sum of ``abs(x) ** ord``: a norm without its root."""
     wide = [jnp.abs(x.astype(compute_dtype(o.dtype))) for o, x in zip(out, xs, strict=True)]
-    return [jnp.sum(x ** jnp.asarray(ord, x.dtype)).astype(o.dtype) for o, x in zip(out, wide, strict=True)]
+    return [sums.in_stages(x ** jnp.asarray(ord, x.dtype)).astype(o.dtype) for o, x in zip(out, wide, strict=True)]

@@ -6,6 +6,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.support import sums
 from lazytpu.lowering.support.operands import compute_dtype
 from lazytpu.versions import passing_op
 
@@ -86,4 +87,4 @@ def linalg_powsum(out, a, ord=2, dim=None, keepdim=False, *, dtype=None):
     wide = jnp.promote_types(out.dtype, jnp.float32)
     size = jnp.abs(a).astype(wide)
     axes = None if dim is None or len(dim) == 0 else tuple(dim)
-    return jnp.sum(size ** jnp.asarray(ord, wide), axes, keepdims=keepdim).astype(out.dtype)
+    return sums.in_stages(size ** jnp.asarray(ord, wide), axes, keepdim).astype(out.dtype)

@@ -5,6 +5,7 @@ import torch
 from jax import lax
 
 from lazytpu.lowering.registry import lowers
+from lazytpu.lowering.support import sums
 from lazytpu.lowering.support.operands import compute_dtype, operands, rounded
 
 aten = torch.ops.aten
@@ -15,9 +16,9 @@ NONE, MEAN, SUM = 0, 1, 2
 def reduced(out, loss, reduction):
     """Return ``loss`` left alone, averaged or summed, rounded to the type of ``out``."""
     if reduction == MEAN:
-        loss = jnp.mean(loss)
+        loss = sums.in_stages(loss) / loss.size
     elif reduction == SUM:
-        loss = jnp.sum(loss)
+        loss = sums.in_stages(loss)
     return loss.astype(out.dtype)
 
 
@@ -48,7 +49,7 @@ def nll_loss_forward(out, x, target, weight, reduction, ignore_index):
     loss = jnp.where(w == 0, 0, -w * at)
     if reduction == NONE and x.ndim > 1:
         return loss.reshape(loss_type.shape).astype(loss_type.dtype), jnp.zeros(total_type.shape, total_type.dtype)
-    loss, total = jnp.sum(loss), jnp.sum(w)
+    loss, total = sums.in_stages(loss), sums.in_stages(w)
     loss = loss / total if reduction == MEAN else loss
     return loss.reshape(loss_type.shape).astype(loss_type.dtype), total.astype(total_type.dtype)
 

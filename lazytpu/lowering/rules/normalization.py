@@ -264,7 +264,7 @@ def _other_dims(x, dim):
 def weight_norm(out, v, g, dim=0):
     """Return ``v * g / |v|``, the norm taken over all dimensions but ``dim``."""
     wide = v.astype(compute_dtype(v.dtype))
-    norm = jnp.sqrt(jnp.sum(lax.square(wide), _other_dims(v, dim), keepdims=True))
+    norm = jnp.sqrt(sums.in_stages(lax.square(wide), _other_dims(v, dim), keepdims=True))
     w = wide * (g.astype(wide.dtype) / norm)
     return w.astype(out[0].dtype), norm.reshape(out[1].shape).astype(out[1].dtype)
 
@@ -273,6 +273,6 @@ def weight_norm(out, v, g, dim=0):
 def weight_norm_backward(out, grad, v, g, norms, dim):
     dtype = compute_dtype(v.dtype)
     grad, v, g, norms = (t.astype(dtype) for t in (grad, v, g, norms))
-    of_g = jnp.sum(grad * v, _other_dims(v, dim), keepdims=True) / norms
+    of_g = sums.in_stages(grad * v, _other_dims(v, dim), keepdims=True) / norms
     of_v = g / norms * (grad - v * of_g / norms)
     return of_v.astype(out[0].dtype), of_g.reshape(out[1].shape).astype(out[1].dtype)

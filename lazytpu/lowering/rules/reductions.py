@@ -61,7 +61,7 @@ def sum_(out, x, dim=None, keepdim=False, *, dtype=None):
     axes = axes_of(dim, x.ndim)
     if x.ndim > 1 and sorted(axes) == list(range(x.ndim - 1)):  # mostly the gradient of a bias
         return _finish(out, sums.total_of_rows(x))
-    return _finish(out, lax.reduce_sum(x, axes))
+    return _finish(out, sums.in_stages(x, axes))
 
 
 @lowers(aten.nansum.default)
@@ -75,7 +75,7 @@ def nansum(out, x, dim=None, keepdim=False, *, dtype=None):
 def mean(out, x, dim=None, keepdim=False, *, dtype=None):
     axes = axes_of(dim, x.ndim)
     x = lax.convert_element_type(x, wide(out.dtype))
-    total = lax.reduce_sum(x, axes)
+    total = sums.in_stages(x, axes)
     return _finish(out, quotient(total, lax.full_like(total, count_of(x, axes))))
 
 
@@ -178,7 +178,7 @@ def _moments(x, dim, correction):
     count = count_of(x, axes)
 
     def mean_of(x):
-        return lax.reduce_sum(x, axes) / jnp.asarray(count, x.dtype)
+        return sums.in_stages(x, axes) / jnp.asarray(count, x.dtype)
 
     def away_from(centre, x):
         return x - jnp.broadcast_to(keep(centre, axes), x.shape)
@@ -189,7 +189,7 @@ def _moments(x, dim, correction):
     away = away_from(mean_of(x), x)
     square = away * away if jnp.isrealobj(x) else lax.real(away) ** 2 + lax.imag(away) ** 2
     free = jnp.maximum(jnp.asarray(count - (1 if correction is None else correction), square.dtype), 0)
-    return mean, lax.reduce_sum(square, axes) / free
+    return mean, sums.in_stages(square, axes) / free
 
 
 @lowers(aten.var.correction)
@@ -219,10 +219,10 @@ def logsumexp(out, x, dim, keepdim=False):
     axes = axes_of(dim, x.ndim)
     x = lax.convert_element_type(x, wide(out.dtype))
     if x.size == 0:
-        return _finish(out, lax.log(lax.reduce_sum(x, axes)))
+        return _finish(out, lax.log(sums.in_stages(x, axes)))
     top = shift(lax.real(x) if jnp.iscomplexobj(x) else x, axes)
     top = jnp.where(jnp.abs(top) == jnp.inf, jnp.zeros((), top.dtype), top)
-    total = lax.reduce_sum(lax.exp(x - jnp.broadcast_to(keep(top, axes), x.shape)), axes)
+    total = sums.in_stages(lax.exp(x - jnp.broadcast_to(keep(top, axes), x.shape)), axes)
     return _finish(out, lax.log(total) + top)
 
 

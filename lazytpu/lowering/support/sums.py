@@ -11,6 +11,27 @@ _LEAST = 4096  # elements from which on a product is worth its call
 _LARGE = 1 << 16  # elements from which on a loop is worth its start
 _SHORTEST = 8  # terms, and sums, below which it is not
 _LONGEST = 4096  # terms that one product adds up; a longer sum is added in parts, for its accuracy
+_BLOCK = 32  # what XLA's TreeReductionRewriter divides each dimension of a sum into
+_MOST_IN_A_BLOCK = 1024
+
+
+def in_stages(x, axes=None, keepdims=False):
+    """Return the sum of ``x`` over some axes, all by default; on CPUs over so many at a time that it is accurate.
+
+    XLA adds up the elements of blocks one after the other, and makes them up to 32 long in each dimension: 98,304
+    elements of a batch of images.  Their mean was off by 1e-5 of it, that of equal numbers by 6e-4.
+    """
+    axes = sorted(a % x.ndim for a in (range(x.ndim) if axes is None else axes))
+    shape = [1 if d in axes else n for d, n in enumerate(x.shape)] if keepdims else None
+    if target_platform() == "cpu" and jnp.issubdtype(x.dtype, jnp.inexact):
+        stage: list[int] = []
+        for axis in reversed(axes):  # those before it keep their numbers
+            if math.prod(min(x.shape[a], _BLOCK) for a in (axis, *stage)) > _MOST_IN_A_BLOCK and stage:
+                x, stage = lax.optimization_barrier(lax.reduce_sum(x, stage)), []
+            stage.append(axis)
+        axes = stage
+    total = lax.reduce_sum(x, axes)
+    return lax.reshape(total, shape) if shape else total
 
 
 def total(x, axes, keepdims=False):
@@ -22,7 +43,7 @@ def total(x, axes, keepdims=False):
     """
     axes = tuple(sorted(a % x.ndim for a in axes))
     result = _product_on_mesh(x, axes) if on_mesh() else _product_with_ones(x, axes)
-    result = lax.reduce_sum(x, axes) if result is None else result
+    result = in_stages(x, axes) if result is None else result
     return lax.expand_dims(result, axes) if keepdims else result
 
 
@@ -100,7 +121,7 @@ def total_of_rows(x):
     if not (on_one_cpu() and x.dtype in (jnp.float32, jnp.float64) and x.size >= _LARGE and parts and rows <= _LONGEST):
         axes = tuple(range(x.ndim - 1))
         product = _product_on_mesh(x, axes) if on_mesh() else None
-        return lax.reduce_sum(x, axes) if product is None else product
+        return in_stages(x, axes) if product is None else product
     ones, count = jnp.ones(rows // parts, x.dtype), len(x) // parts
 
     def body(i, sums):
