@@ -305,11 +305,12 @@ def program_of(
             view = whole.root.child_at((size, stride, whole.offset + offset, dtype, bits))
             results.append(Result(argument=argument, view=view))
         elif at in groups and bases[at] in positions:
-            root = bases[at].layout
-            geometry = groups[at].geometry
-            view = None if geometry is None else root.child_at(geometry)
-            base, is_view = groups[at].number, groups[at].is_view
-            results.append(Result(positions[bases[at]], root, host[at], base=base, view=view, is_view=is_view))
+            group, root = groups[at], bases[at].layout
+            lies = None if group.geometry is None else root.child_at(group.geometry)
+            position = positions[bases[at]]
+            results.append(
+                Result(position, root, host[at], base=group.number, view=lies, is_view=group.is_view),
+            )
         elif type(result) is not Value:
             results.append(Result(constant=result))
         elif result in positions:
