@@ -24,7 +24,7 @@ def in_stages(x, axes=None, keepdims=False):
     axes = sorted(a % x.ndim for a in (range(x.ndim) if axes is None else axes))
     shape = [1 if d in axes else n for d, n in enumerate(x.shape)] if keepdims else None
     if target_platform() == "cpu" and jnp.issubdtype(x.dtype, jnp.inexact):
-        stage: list[int] = []
+        stage = []
         for axis in reversed(axes):  # those before it keep their numbers
             if math.prod(min(x.shape[a], _BLOCK) for a in (axis, *stage)) > _MOST_IN_A_BLOCK and stage:
                 x, stage = lax.optimization_barrier(lax.reduce_sum(x, stage)), []
