@@ -302,7 +302,8 @@ def program_of(
         whole = layouts[views[at][0]] if at in views else None
         if whole is not None:
             argument, (size, stride, offset, dtype, bits) = views[at]
-            view = whole.root.child_at((size, stride, whole.offset + offset, dtype, bits))
+            start = whole.offset * whole.dtype.itemsize // dtype.itemsize
+            view = whole.root.child_at((size, stride, start + offset, dtype, bits))
             results.append(Result(argument=argument, view=view))
         elif at in groups and bases[at] in positions:
             group, root = groups[at], bases[at].layout

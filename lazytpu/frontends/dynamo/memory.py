@@ -64,9 +64,11 @@ def argument_views(module: torch.fx.GraphModule) -> dict[int, tuple[int, Geometr
     for at, node in _returned(module).items():
         position, argument = arguments.get(_memory(node), (-1, node))
         if argument is not node:
+            whole = _tensor(argument)
             size, stride, offset, dtype, bits = geometry_of(_tensor(node))
-            if dtype == _tensor(argument).dtype and not bits | geometry_of(_tensor(argument))[-1]:
-                views[at] = position, (size, stride, offset - _tensor(argument).storage_offset(), dtype, bits)
+            start, rest = divmod(whole.storage_offset() * whole.itemsize, dtype.itemsize)
+            if not (bits | geometry_of(whole)[-1] or rest):
+                views[at] = position, (size, stride, offset - start, dtype, bits)
     return views
 
 
