@@ -233,7 +233,10 @@ def cumsum(out, x, dim, *, dtype=None):
 
 @lowers(aten.cumprod.default)
 def cumprod(out, x, dim, *, dtype=None):
-    return _scan(out, lax.cumprod, x, dim)
+    def product(x, axis):  # eager keeps products of float32 in float64: errors add up, and the first may overflow
+        return lax.cumprod(x.astype(jnp.float64) if x.dtype == jnp.float32 else x, axis=axis)
+
+    return _scan(out, product, x, dim)
 
 
 def _scan(out, op, x, dim):
