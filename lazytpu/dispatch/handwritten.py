@@ -12,13 +12,17 @@ import torch
 from lazytpu.diagnosis import events
 from lazytpu.dispatch import generated
 from lazytpu.dispatch.general import META, functional, on_other_device, record_new
+from lazytpu.dtypes import host_array
 from lazytpu.ir.op_schema import Arg, Op, aten, op_of
 from lazytpu.ir.types import contiguous_stride, is_dense
 from lazytpu.location import conversion
 from lazytpu.location.site import line_here
+from lazytpu.lowering import target
+from lazytpu.observe import step_statistics
 from lazytpu.runtime import meshes, transfers
+from lazytpu.tensors import unsent
 from lazytpu.tensors.layout import in_rows, root_layout
-from lazytpu.tensors.storage import Cell, new_storage, resolve, write_buffer
+from lazytpu.tensors.storage import Cell, Storage, new_storage, resolve, write_buffer
 from lazytpu.tensors.tensor import LazyTensor, make, make_view
 from lazytpu.tracing.memory_checks import check_overlap, may_alias
 from lazytpu.tracing.reading import read
@@ -209,7 +213,11 @@ def from_host(tensor: torch.Tensor, *, copied: bool = True) -> torch.Tensor:
         stride = tuple(_like_stride(tensor, None))
     else:
         stride = contiguous_stride(tensor.shape) if copied else tensor.stride()
-    storage = new_storage(root_layout(tuple(tensor.shape), stride, tensor.dtype), transfers.to_device(tensor))
+    layout = root_layout(tuple(tensor.shape), stride, tensor.dtype)
+    if unsent.choices and not step_statistics.in_background() and target.described() is None:
+        storage: Storage = unsent.unsent(layout, host_array(tensor))
+    else:
+        storage = new_storage(layout, transfers.to_device(tensor))
     storage.origin = site = line_here()
     events.uploaded(site, time.perf_counter() - began, tensor.nbytes)
     return make(storage)

@@ -51,24 +51,29 @@ def check(mesh: Mesh) -> None:
     shardings.mesh_of(mesh)
 
 
-def put(buffer: jax.Array, sharding: Sharding | None, size: tuple[int, ...]) -> jax.Array:
+def put(
+    buffer: jax.Array | np.typing.NDArray[np.generic], sharding: Sharding | None, size: tuple[int, ...]
+) -> jax.Array:
     """Return a buffer laid out on a mesh, or on one device where there is no sharding.
 
     Args:
-        buffer: with the contents of a tensor, wherever it lies.
+        buffer: with the contents of a tensor, wherever it lies; an array of the host may be aliased.
         sharding: how it is to lie.
         size: of the tensor; a buffer is larger where its sizes do not divide.
     """
-    if described.is_described(buffer):
+    if not isinstance(buffer, np.ndarray) and described.is_described(buffer):
         shape, place = (size, None) if sharding is None else (sharding.padded(size), shardings.named(sharding))
         return described.buffer_of(shape, buffer.dtype, place)
     where = client.device() if sharding is None else shardings.named(sharding)
     metrics.count("resharded")
     used[:] = [True]
     with uninterrupted(), jax.enable_x64(True):
-        whole = whole_of(buffer, size)
-        if sharding is not None and sharding.padded(size) != size:
-            whole = _padded(whole, sharding)
+        whole = buffer if isinstance(buffer, np.ndarray) else whole_of(buffer, size)
+        if sharding is not None and (sizes := sharding.padded(size)) != size:
+            if isinstance(whole, np.ndarray):
+                whole = np.pad(whole, [(0, n - m) for n, m in zip(sizes, size, strict=True)])
+            else:
+                whole = _padded(whole, sharding)
         return laid_out(whole, where)
 
 
@@ -177,14 +182,14 @@ def on_one_device(buffer: jax.Array) -> jax.Array:
         return laid_out(buffer, here)
 
 
-def laid_out(buffer: jax.Array, where: jax.Device | jax.sharding.Sharding) -> jax.Array:
+def laid_out(buffer: jax.Array | np.typing.NDArray[np.generic], where: jax.Device | jax.sharding.Sharding) -> jax.Array:
     """Return a buffer with the same contents elsewhere; call it inside ``jax.enable_x64(True)``.
 
     Where devices of several processes have a part in it, all of these processes call this together.
     """
     elsewhere = isinstance(where, jax.sharding.Sharding) and not where.is_fully_addressable
     found: jax.Array
-    if buffer.is_fully_addressable:
+    if isinstance(buffer, np.ndarray) or buffer.is_fully_addressable:
         found = _from_own(buffer, where) if elsewhere else jax.device_put(buffer, where)
     elif elsewhere:
         found = _together(_moved(where), buffer)
@@ -193,7 +198,7 @@ def laid_out(buffer: jax.Array, where: jax.Device | jax.sharding.Sharding) -> ja
     return found
 
 
-def _from_own(buffer: jax.Array, where: jax.sharding.Sharding) -> jax.Array:
+def _from_own(buffer: jax.Array | np.typing.NDArray[np.generic], where: jax.sharding.Sharding) -> jax.Array:
     """Return an array over several processes, each of which has the whole contents."""
     host = np.asarray(buffer)
     comparison.compare_input(host, where)
@@ -237,7 +242,6 @@ def whole_here(buffer: jax.Array) -> jax.Array:
         )
     if not buffer.is_fully_replicated:
         assert isinstance(buffer.sharding, jax.sharding.NamedSharding)
-        metrics.count("gathered")
         with uninterrupted(), jax.enable_x64(True):
             buffer = _together(_moved(shardings.whole(buffer.sharding.mesh)), buffer)
     found: jax.Array = buffer.addressable_shards[0].data

@@ -17,6 +17,7 @@ import torch
 
 from lazytpu.dtypes import host_array, host_tensor
 from lazytpu.errors import DonatedBufferError
+from lazytpu.ir.sharding import Sharding
 from lazytpu.lowering import target
 from lazytpu.observe import metrics, regions, step_statistics
 from lazytpu.runtime import client, described, meshes, together, world
@@ -35,11 +36,20 @@ def to_device(tensor: torch.Tensor) -> Any:
     if target.described() is not None:
         return described.buffer_of(tensor.shape, host_array(tensor.new_empty(0)).dtype)
     start = time.perf_counter()
-    host = host_array(tensor)
-    where = client.device()
-    prefetch.start(where)
+    return send(host_array(tensor), start=start)
+
+
+def send(host: np.typing.NDArray[np.generic], sharding: Sharding | None = None, *, start: float | None = None) -> Any:
+    """Return a buffer with the contents of an array, whose memory nobody writes to any more.
+
+    Args:
+        sharding: how it is to lie; on one device by default.
+        start: when the transfer began; now by default.
+    """
+    start = time.perf_counter() if start is None else start
+    prefetch.start(client.device())
     with uninterrupted(), jax.enable_x64(True):
-        (buffer,) = client.put([host])
+        buffer = client.put([host])[0] if sharding is None else meshes.put(host, sharding, host.shape)
     seconds = time.perf_counter() - start
     if step_statistics.in_background():
         metrics.add_time("background", seconds)
@@ -55,6 +65,8 @@ def to_host(buffer: Buffer) -> torch.Tensor:
     complex32 comes as complex64.
     """
     try:
+        if meshes.used and len(buffer.sharding.device_set) > 1:
+            metrics.count("gathered")
         if world.is_connected():
             buffer = meshes.whole_here(buffer)
         ready([buffer])

@@ -233,7 +233,7 @@ def tensor_key(x: Arg, numbers: list[complex]) -> object:
         return load(x._s)
     if cls is Value:
         return x
-    if cls is Storage or cls is Alias:
+    if isinstance(x, (Storage, Alias)):
         return load(x)
     if isinstance(x, torch.Tensor):
         if x.device.type == LazyTensor.device_type:

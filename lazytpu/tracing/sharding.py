@@ -14,6 +14,7 @@ from lazytpu.runtime import meshes
 from lazytpu.tensors.layout import Layout, layout_of
 from lazytpu.tensors.storage import Storage, cell_at, resolve, write_buffer
 from lazytpu.tensors.tensor import make
+from lazytpu.tensors.unsent import Unsent
 from lazytpu.tracing import shardings_kept
 from lazytpu.tracing.mesh_of_step import on_mesh
 from lazytpu.tracing.record import cell_of, load, lock, record
@@ -113,7 +114,9 @@ def is_result(tensor: torch.Tensor) -> bool:
 def _mark(storage: Storage, wanted: Sharding) -> None:
     if storage.sharding is wanted:
         return
-    if storage.buffer is None or storage.step == trace.step:
+    if isinstance(storage, Unsent) and storage.step != trace.step:
+        storage.send(wanted)
+    elif storage.buffer is None or storage.step == trace.step:
         _constrain(storage, storage.layout, wanted)
         storage.sharding = wanted
     else:

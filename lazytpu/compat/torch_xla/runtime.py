@@ -8,6 +8,7 @@ from typing import TypedDict
 
 import lazytpu
 from lazytpu.compat import names
+from lazytpu.compat.torch_xla import auto_sharding
 from lazytpu.compat.torch_xla.core import world, xla_model
 from lazytpu.lowering import target
 from lazytpu.runtime import client, meshes, processes
@@ -125,14 +126,15 @@ def is_spmd() -> bool:
 
 
 def use_spmd(auto: bool | None = False) -> None:
-    """Do as `lazytpu.spmd.use`; marking a tensor is enough here.
+    """Do as `lazytpu.spmd.use`; from then on a tensor that is moved waits on the host until it is marked or used.
 
-    Raises:
-        ValueError: ``auto`` is True.
+    Args:
+        auto: split what nobody has marked along its largest dimension, over a mesh of the shape that the variable
+            ``XLA_AUTO_SPMD_MESH`` has, such as ``2,4``; by default one axis of all devices.
     """
-    if auto:
-        raise ValueError("use_spmd(auto=True): shardings are not found by themselves; mark inputs and parameters")
     world.use_spmd()
+    if auto:
+        auto_sharding.use()
 
 
 def get_master_ip() -> str:

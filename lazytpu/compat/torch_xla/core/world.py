@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from lazytpu import spmd
+from lazytpu.compat.torch_xla import auto_sharding
 from lazytpu.runtime import meshes
+from lazytpu.tensors import unsent
 
 T = TypeVar("T")
 Groups = Sequence[Sequence[int]] | None
@@ -32,8 +34,12 @@ _REDUCTIONS = {
 
 
 def use_spmd() -> None:
-    """Choose the global view; from now on XLA_USE_SPMD says whether it is chosen still, as in torch_xla."""
+    """Choose the global view; from now on XLA_USE_SPMD says whether it is chosen still, as in torch_xla.
+
+    Tensors that are moved to the device wait on the host until they are marked or used.
+    """
     spmd.use()
+    unsent.choices[:] = [auto_sharding.choice]
     _asked[:] = [True]
     os.environ["XLA_USE_SPMD"] = "1"
 
