@@ -20,6 +20,7 @@ SUPPORTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 PRIVATE_TORCH = (
     "Tensor._make_subclass",
     "_C.DisableTorchFunction",
+    "_C.DisableTorchFunctionSubclass",
     "_C.Generator",
     "_TorchCompileInductorWrapper.__call__",
     "_C.DispatchKey",
@@ -40,6 +41,7 @@ PRIVATE_TORCH = (
     "_C._current_autograd_node",
     "_C._current_graph_task_id",
     "_C._DisableAutocast",
+    "_C._disabled_torch_dispatch_impl",
     "_C._disabled_torch_function_impl",
     "_C._dispatch_get_all_op_names",
     "_C._dispatch_has_kernel",

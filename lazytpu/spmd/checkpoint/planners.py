@@ -160,14 +160,14 @@ _Loaded: TypeAlias = LoadedTensor | LoadedShard
 
 def is_of_device(x: object) -> TypeGuard[torch.Tensor]:
     """Return whether something is a tensor of the device, or a ``DTensor`` of such parts."""
-    return is_device_tensor(x.to_local() if isinstance(x, DTensor) else x)
+    return is_device_tensor(x.to_local() if type(x) is DTensor else x)
 
 
 def _for_a_planner(x: object, part: Callable[[DTensor], object], whole: Callable[[torch.Tensor], object]) -> object:
     """Return what stands for a tensor of the device, by whether it is a ``DTensor``; anything else as it is."""
     if not is_of_device(x):
         return x
-    return part(x) if isinstance(x, DTensor) else whole(x)
+    return part(x) if type(x) is DTensor else whole(x)
 
 
 class SavePlanner(DefaultSavePlanner):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lazytpu.compat.torch_xla.distributed.spmd.xla_sharding import Mesh, annotate_custom_sharding
+from lazytpu.compat.torch_xla.distributed.spmd.xla_sharding import Mesh, annotate_custom_sharding, unwrap_sharded_tensor
 from lazytpu.tracing.record import is_device_tensor
 
 _library = torch.library.Library("xla", "FRAGMENT")
@@ -31,7 +31,7 @@ def dynamo_mark_sharding(
     if not is_device_tensor(input):
         return input
     mesh = Mesh(device_ids, tuple(mesh_shape), ast.literal_eval(axis_names))
-    return annotate_custom_sharding(input, mesh, ast.literal_eval(partition_spec))
+    return unwrap_sharded_tensor(annotate_custom_sharding(input, mesh, ast.literal_eval(partition_spec)))
 
 
 _library.impl("dynamo_mark_sharding", dynamo_mark_sharding, "CompositeExplicitAutograd")

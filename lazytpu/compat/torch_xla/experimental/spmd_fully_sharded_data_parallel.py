@@ -11,7 +11,11 @@ from lazytpu.compat import names
 from lazytpu.compat.torch_xla.distributed.fsdp.wrap import Policy, wrap_submodules
 from lazytpu.compat.torch_xla.distributed.fsdp.wrapper import Wrapper
 from lazytpu.compat.torch_xla.distributed.spmd.mesh import Axis, Mesh, get_global_mesh
-from lazytpu.compat.torch_xla.distributed.spmd.xla_sharding import annotate_custom_sharding, mark_sharding
+from lazytpu.compat.torch_xla.distributed.spmd.xla_sharding import (
+    annotate_custom_sharding,
+    mark_sharding,
+    unwrap_sharded_tensor,
+)
 from lazytpu.tensors.tensor import LazyTensor
 from lazytpu.tracing.sharding import is_result, sharding_of
 
@@ -83,9 +87,8 @@ class SpmdFullyShardedDataParallel(Wrapper):
 
     def _split(self, output: torch.Tensor) -> torch.Tensor:
         axes = ("fsdp",) if self._extra_data_axis is None else (self._extra_data_axis, "fsdp")
-        return annotate_custom_sharding(
-            output if is_result(output) else output.clone(), self._mesh, _spec(output, 0, axes)
-        )
+        output = output if is_result(output) else output.clone()
+        return unwrap_sharded_tensor(annotate_custom_sharding(output, self._mesh, _spec(output, 0, axes)))
 
 
 def _spec(tensor: torch.Tensor, dim: int, axes: tuple[str, ...] = ("fsdp",)) -> tuple[tuple[Axis, ...] | None, ...]:

@@ -13,7 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lazytpu import spmd
 from lazytpu.compat import names
+from lazytpu.compat.torch_xla import runtime
 from lazytpu.compat.torch_xla.distributed.spmd.mesh import Mesh, entry_of
+from lazytpu.compat.torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor
 from lazytpu.compat.torch_xla.distributed.spmd.xla_sharding import annotate_custom_sharding, mark_sharding
 from lazytpu.runtime import meshes
 from lazytpu.tensors.tensor import LazyTensor
@@ -108,11 +110,12 @@ def redistribute(
     return annotate_custom_sharding(tensor.clone() if async_op else tensor, mesh, spec)
 
 
-setattr(LazyTensor, "redistribute", redistribute)  # noqa: B010
+for _class in (LazyTensor, XLAShardedTensor):
+    setattr(_class, "redistribute", redistribute)  # noqa: B010
 
 
 def auto_policy(mod_name: str, mod: nn.Module, mesh: object) -> None:
-    """Mark nothing: XLA finds out how parameters lie by what is marked."""
+    """As ``partition_fn`` it stands for ``use_spmd(auto=True)``; it marks nothing."""
 
 
 def xla_distribute_module(
@@ -126,6 +129,8 @@ def xla_distribute_module(
 
     These get the module, what goes in or out, and the mesh; or only the last two if they have two parameters.
     """
+    if partition_fn is auto_policy:
+        runtime.use_spmd(auto=True)
     module.to(LazyTensor.device_type)
     if partition_fn is not None:
         for name, inner in module.named_modules():

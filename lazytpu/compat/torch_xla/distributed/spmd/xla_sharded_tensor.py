@@ -1,21 +1,25 @@
 """``torch_xla.distributed.spmd.xla_sharded_tensor``: what a marked tensor is there.
 
-A tensor that is marked stays the tensor it is: `XLAShardedTensor` is no class of its own, but what a tensor with a
-sharding is an instance of.
+A tensor that is marked stays the tensor it is, and counts as an `XLAShardedTensor`.  What the functions that mark
+return is another tensor of that class, which does all on the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import EllipsisType
+from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from torch.nn.functional import pad
+from torch.overrides import get_default_nowrap_functions
+from torch.utils._pytree import tree_map_only
 
 import lazytpu
 from lazytpu import spmd
@@ -35,6 +39,8 @@ from lazytpu.tracing.sharding import is_result, sharding_of
 
 __getattr__ = names.missing_from(__name__)
 
+_T: Any = torch.Tensor
+_Lazy: Any = LazyTensor
 _SPEC = "_lazytpu_spec"  # attribute of a tensor: how it lay when its DTensorSpec was made, and that
 
 
@@ -65,17 +71,114 @@ class NoPlacementsError(ValueError, AttributeError):
     """A tensor has no sharding; an AttributeError, too, for who asks ``getattr(x, "_spec", None)``, as torch does."""
 
 
-class _Marked(type):
+class _Marked(type(DTensor)):  # type: ignore[misc]
     def __instancecheck__(cls, x: object) -> bool:
-        return isinstance(x, torch.Tensor) and is_device_tensor(x) and spmd.sharding_of(x) is not None
+        return type(x) is cls or (isinstance(x, torch.Tensor) and is_device_tensor(x) and sharding_of(x) is not None)
 
     def __call__(cls, elem: torch.Tensor, *_: object, requires_grad: bool = False, **sharded: object) -> torch.Tensor:
         moved = elem.to(LazyTensor.device_type)
-        return moved.requires_grad_() if requires_grad else moved
+        return as_sharded(moved.detach().requires_grad_() if requires_grad else moved)
 
 
-class XLAShardedTensor(metaclass=_Marked):
-    """What a tensor with a sharding is an instance of; calling it returns a tensor of the device as it is."""
+class XLAShardedTensor(DTensor, metaclass=_Marked):
+    """A tensor in the storage of another, and what is computed from it; any tensor with a sharding counts as one.
+
+    One that was made of a leaf of autograd passes for that leaf: it has its gradient.
+    """
+
+    __torch_dispatch__ = torch._C._disabled_torch_dispatch_impl  # type: ignore[assignment]
+    _given: torch.Tensor | None = None  # what it was made of, where it was not computed
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        stands_for = _STANDS_FOR.get(func)
+        with torch._C.DisableTorchFunctionSubclass():
+            if stands_for is not None:
+                args, kwargs = tree_map_only(torch.Tensor, stands_for, (args, kwargs))
+            found = _OURS.get(func, func)(*args, **(kwargs or {}))
+            return found if func in get_default_nowrap_functions() else tree_map_only(torch.Tensor, _computed, found)
+
+    @property
+    def global_tensor(self) -> torch.Tensor:
+        """The tensor it was made of, or one of the usual class with its contents."""
+        if self._given is not None:
+            return self._given
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(LazyTensor)
+
+    @property
+    def _is_param(self) -> bool:  # type: ignore[override]
+        return isinstance(self._given, torch.nn.Parameter)
+
+    @property
+    def __tensor_flatten__(self) -> Any:  # torch asks whether there is one, to take a DTensor apart
+        raise AttributeError("an XLAShardedTensor has no local tensor")
+
+    def to_local(self, **_: object) -> torch.Tensor:
+        raise NotImplementedError("an XLAShardedTensor has local_shards, one for each device of this process")
+
+    def full_tensor(self, **_: object) -> torch.Tensor:
+        return self.global_tensor
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.global_tensor.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"XLAShardedTensor({self.global_tensor})"
+
+
+def as_sharded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an `XLAShardedTensor` made of a tensor of the device."""
+    if type(tensor) is XLAShardedTensor:
+        return tensor
+    with torch.set_grad_enabled(torch.is_grad_enabled() or tensor.is_leaf):
+        found = _computed(tensor)
+    found._given = tensor  # type: ignore[attr-defined]
+    return found
+
+
+def _computed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a result as an `XLAShardedTensor`, unless it is on the CPU."""
+    if type(tensor) is XLAShardedTensor or not is_device_tensor(tensor):
+        return tensor
+    return tensor.as_subclass(XLAShardedTensor)
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what an `XLAShardedTensor` was made of, or its contents; any other tensor as it is."""
+    return tensor.global_tensor if type(tensor) is XLAShardedTensor else tensor
+
+
+def leaf_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the leaf of autograd that an `XLAShardedTensor` was made of; any other tensor as it is."""
+    given = tensor._given if type(tensor) is XLAShardedTensor else None
+    return given if given is not None and given.is_leaf and tensor.grad_fn is not None else tensor
+
+
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    for each in {tensor, unwrapped(tensor)}:
+        (_Lazy if type(each) is LazyTensor else _T).data.__set__(each, unwrapped(data))
+
+
+_OURS: dict[object, Callable[..., object]] = {
+    getattr(_T, name): getattr(LazyTensor, name)
+    for name in "numpy untyped_storage data_ptr __format__ __deepcopy__ __dlpack__ __dlpack_device__".split()
+}
+"""What the tensors of the device have in place of functions of torch's."""
+
+_STANDS_FOR: dict[object, Callable[[torch.Tensor], torch.Tensor]] = {
+    **dict.fromkeys(_OURS, unwrapped),
+    **dict.fromkeys((_T.grad.__get__, _T.grad.__set__, _T.grad.__delete__), leaf_of),
+    **dict.fromkeys((_T.is_leaf.__get__, _T.grad_fn.__get__, _T.retains_grad.__get__), leaf_of),
+    **dict.fromkeys((_T.requires_grad.__set__, _T.requires_grad_, _T.retain_grad), leaf_of),
+    **dict.fromkeys((_T.register_hook, _T.register_post_accumulate_grad_hook), leaf_of),
+    **dict.fromkeys((torch.autograd.grad, torch.autograd.backward), leaf_of),
+}
+"""Functions that take the tensor that an `XLAShardedTensor` stands for."""
+
+_OURS[_T.data.__set__] = _set_data
 
 
 def sharding_type_of(tensor: torch.Tensor) -> ShardingType | None:
@@ -229,22 +332,23 @@ def invalidate_spec_cache(tensor: torch.Tensor) -> None:
     setattr(tensor, _SPEC, None)
 
 
-for _name, _of in (
-    ("global_tensor", lambda tensor: tensor),
-    ("local_shards", local_shards_of),
-    ("sharding_type", sharding_type_of),
-    ("sharding_spec", sharding_spec_of),
-    ("partition_spec", partition_spec_of),
-    ("mesh_shape", mesh_shape_of),
-    (
-        "placements",
-        lambda tensor: spec_of(tensor).placements if LazyTensor.device_type == "xla" else placements_of(tensor),
-    ),
-    ("_spec", spec_of),
-    ("_cached_spec", cached_spec_of),
-):
-    setattr(LazyTensor, _name, property(_of))
-setattr(LazyTensor, "load_local_shards_", load_local_shards)  # noqa: B010
-setattr(LazyTensor, "invalidate_spec_cache", invalidate_spec_cache)  # noqa: B010
+setattr(LazyTensor, "global_tensor", property(lambda tensor: tensor))  # noqa: B010
+for _class in (LazyTensor, XLAShardedTensor):
+    for _name, _of in (
+        ("local_shards", local_shards_of),
+        ("sharding_type", sharding_type_of),
+        ("sharding_spec", sharding_spec_of),
+        ("partition_spec", partition_spec_of),
+        ("mesh_shape", mesh_shape_of),
+        (
+            "placements",
+            lambda tensor: spec_of(tensor).placements if LazyTensor.device_type == "xla" else placements_of(tensor),
+        ),
+        ("_spec", spec_of),
+        ("_cached_spec", cached_spec_of),
+    ):
+        setattr(_class, _name, property(_of))
+    setattr(_class, "load_local_shards_", load_local_shards)  # noqa: B010
+    setattr(_class, "invalidate_spec_cache", invalidate_spec_cache)  # noqa: B010
 
 __all__ = ["ShardingType", "XLAShard", "XLAShardedTensor", "local_shards_of", "sharding_spec_of", "sharding_type_of"]

@@ -24,7 +24,14 @@ from lazytpu.compat.torch_xla.distributed.spmd.mesh import (
     set_global_mesh,
 )
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import OpSharding, op_sharding_of
-from lazytpu.compat.torch_xla.distributed.spmd.xla_sharded_tensor import ShardingType, XLAShard, XLAShardedTensor
+from lazytpu.compat.torch_xla.distributed.spmd.xla_sharded_tensor import (
+    ShardingType,
+    XLAShard,
+    XLAShardedTensor,
+    as_sharded,
+    leaf_of,
+    unwrapped,
+)
 from lazytpu.dtypes import host_array
 from lazytpu.frontends.jax.arrays import from_jax
 from lazytpu.ir.op_schema import Arg
@@ -37,7 +44,7 @@ __getattr__ = names.missing_from(__name__)
 
 
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> torch.Tensor:
-    """Split a tensor over the devices of a mesh; return it.
+    """Split a tensor over the devices of a mesh; return it as an `XLAShardedTensor`.
 
     Args:
         partition_spec: one entry a dimension: None, a number or name of an axis, or a tuple of these.
@@ -51,7 +58,8 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) ->
         have, wanted = op_sharding_of(found.mesh, found.spec), op_sharding_of(mesh.mesh, spec)
         if str(have) != str(wanted):
             raise RuntimeError(f"the tensor lies as {have}: clear_sharding(t) before it can lie as {wanted}")
-    return spmd.mark_sharding(t, mesh.mesh, spec)
+    spmd.mark_sharding(leaf_of(t), mesh.mesh, spec)
+    return as_sharded(t)
 
 
 def _spec_of(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> tuple[tuple[str, ...], ...]:
@@ -63,7 +71,8 @@ def _spec_of(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> tupl
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> torch.Tensor:
     """Do as `mark_sharding`, also with a tensor that has another sharding."""
-    return spmd.mark_sharding(t, mesh.mesh, _spec_of(t, mesh, partition_spec))
+    spmd.mark_sharding(leaf_of(t), mesh.mesh, _spec_of(t, mesh, partition_spec))
+    return as_sharded(t)
 
 
 class MarkShardingFunction(torch.autograd.Function):
@@ -103,22 +112,22 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
 
 
 def wrap_if_sharded(x: object) -> object:
-    """Return what was given: a tensor with a sharding is an `XLAShardedTensor` already."""
-    return x
+    """Return a tensor with a sharding as an `XLAShardedTensor`, anything else as it is."""
+    return as_sharded(x) if isinstance(x, torch.Tensor) and isinstance(x, XLAShardedTensor) else x
 
 
 def wrap_as_sharded_tensor(
     t: torch.Tensor, mesh_shape: tuple[int, ...] | None = None, partition_spec: PartitionSpec | None = None
 ) -> torch.Tensor:
-    """Return the tensor, split over all devices in a grid if a shape and a spec are given."""
+    """Return the tensor as an `XLAShardedTensor`, split over all devices in a grid if a shape and a spec are given."""
     if mesh_shape is None or partition_spec is None:
-        return t
+        return as_sharded(t)
     return annotate_custom_sharding(t, Mesh(range(prod(mesh_shape)), mesh_shape), partition_spec)
 
 
 def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
-    """Return the tensor."""
-    return t
+    """Return the tensor that an `XLAShardedTensor` stands for."""
+    return unwrapped(t)
 
 
 @dataclass
