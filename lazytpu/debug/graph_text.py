@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+from contextlib import AbstractContextManager
+from typing import Any
+
 import torch
+from jax.extend.mlir import ir
 from jax.stages import Compiled, Lowered
 
 from lazytpu.ir import printer
+from lazytpu.ir.graph import Graph
 from lazytpu.runtime import compiler
 from lazytpu.tracing.reading import pending_graph
 
@@ -59,3 +65,20 @@ def hlo_of(lowered: Lowered) -> str:
 def optimized_hlo_of(compiled: Compiled) -> str:
     """Return HLO after optimization."""
     return str(compiled.as_text())
+
+
+def gspmd() -> AbstractContextManager[object]:
+    """Return a context in which HLO before optimization has shardings in the notation of XLA's older partitioner."""
+    found: AbstractContextManager[object] = importlib.import_module("jax._src.config").use_shardy_partitioner(False)
+    return found
+
+
+def module_of(graph: Graph, name: str) -> tuple[Any, list[int]]:
+    """Return the HLO of a graph as a module of a name, and which inputs are its parameters.
+
+    Inputs are those of the graph and then the arrays of numbers; jax leaves out what is not used.
+    """
+    lowered = compiler.lower(graph)
+    module: Any = lowered.compiler_ir()
+    module.operation.attributes["sym_name"] = ir.StringAttr.get(name, context=module.context)
+    return lowered.compiler_ir("hlo"), sorted(lowered._lowering.compile_args["kept_var_idx"])

@@ -40,9 +40,16 @@ def test_the_report_has_torch_xlas_format() -> None:
     for i in range(1, 5):
         series.add(i * 1e-3)
     series.samples = type(series.samples)([(float(i), v) for i, (_, v) in enumerate(series.samples)])
+    aliases = Series()
+    aliases.add(2)
     assert (
         metrics_format.text_of(
-            {"compile": series}, {}, {"compile": 4, "step": 9}, {"aten.foo.out": 2, "aten.foo": 1}, {}
+            {"compile": series},
+            {},
+            {"compile": 4, "step": 9},
+            {"aten.foo.out": 2, "aten.foo": 1},
+            {},
+            {"InputOutputAliasCount": aliases},
         )
         == """\
 Metric: CompileTime
@@ -52,6 +59,10 @@ Metric: CompileTime
   Rate: 1.33333 / second
   Percentiles: 1%=001ms000.000us; 5%=001ms000.000us; 10%=001ms000.000us; 20%=001ms000.000us; 50%=003ms000.000us; \
 80%=004ms000.000us; 90%=004ms000.000us; 95%=004ms000.000us; 99%=004ms000.000us
+Metric: InputOutputAliasCount
+  TotalSamples: 1
+  Accumulator: 2.00
+  Percentiles: 1%=2.00; 5%=2.00; 10%=2.00; 20%=2.00; 50%=2.00; 80%=2.00; 90%=2.00; 95%=2.00; 99%=2.00
 Counter: MarkStep
   Value: 9
 Counter: UncachedCompile

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from collections.abc import Sequence
 
 import torch
@@ -10,10 +12,14 @@ import torch
 import lazytpu
 from lazytpu import spmd
 from lazytpu.compat import names
-from lazytpu.compat.torch_xla import backends, debug_info, metrics_format, preemption
+from lazytpu.compat.torch_xla import auto_sharding, backends, debug_info, metrics_format, preemption
+from lazytpu.compat.torch_xla import lowering as lowering
 from lazytpu.compat.torch_xla.core import xla_model
 from lazytpu.compat.torch_xla.distributed.spmd import manual, xla_sharded_tensor
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import OpSharding, ShardingType
+from lazytpu.debug.graph_text import gspmd
+from lazytpu.ir.printer import graph_text
+from lazytpu.tracing.reading import pending_graph
 
 __getattr__ = names.missing_from(__name__)
 
@@ -29,6 +35,7 @@ _xla_set_mat_mul_precision = backends.set_mat_mul_precision
 _xla_get_mat_mul_precision = backends.get_mat_mul_precision
 _spmd_full_to_shard_shape = manual.full_to_shard_shape
 _spmd_shard_to_full_shape = manual.shard_to_full_shape
+_xla_get_auto_sharding = auto_sharding.is_on
 
 
 def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
@@ -43,7 +50,18 @@ def _get_xla_tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
 
 def _get_xla_tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
     """Return its HLO, that of a device if ``XLA_DUMP_POST_OPTIMIZATIONS`` is set."""
-    return lazytpu.hlo_text(*tensors, optimized=os.environ.get("XLA_DUMP_POST_OPTIMIZATIONS") in ("1", "true"))
+    if os.environ.get("XLA_DUMP_POST_OPTIMIZATIONS") in ("1", "true"):
+        return lazytpu.hlo_text(*tensors, optimized=True)
+    with gspmd():
+        return lazytpu.hlo_text(*tensors)
+
+
+def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
+    """Return a hash of the pending graph of some tensors, whatever its numbers are, and of the automatic sharding."""
+    names: dict[str, str] = {}  # of numbers: the step counts them, which is no part of this graph
+    text = graph_text(pending_graph(tuple(tensors)), sites=False)
+    text = re.sub(r"%[snz]\d+", lambda name: names.setdefault(name[0], f"{name[0][:2]}{len(names)}"), text)
+    return hashlib.sha256(f"{text} {auto_sharding.setting()}".encode()).digest()
 
 
 def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
@@ -129,11 +147,6 @@ def _ensure_xla_coordinator_initialized(*_: object, **__: object) -> None:
 def _xla_get_default_device() -> str:
     """Return the device's name."""
     return str(lazytpu.device())
-
-
-def _xla_get_auto_sharding() -> bool:
-    """Return False: the XLA that jax brings finds no shardings by itself."""
-    return False
 
 
 def _get_executed_fallback_ops() -> list[str]:

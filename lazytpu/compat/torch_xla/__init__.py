@@ -10,7 +10,7 @@ from torch.types import Device
 
 import lazytpu
 from lazytpu.compat import names
-from lazytpu.compat.torch_xla import _XLAC, backends, environment, openxla, runtime, stablehlo
+from lazytpu.compat.torch_xla import _XLAC, backends, environment, float_classes, openxla, runtime, stablehlo
 from lazytpu.compat.torch_xla.core import xla_model as xm
 from lazytpu.compat.torch_xla.distributed import xla_multiprocessing
 from lazytpu.compat.torch_xla.experimental import eager_mode_context
@@ -21,6 +21,7 @@ __getattr__ = names.missing_from(__name__)
 
 environment.apply()
 openxla.register()
+float_classes.register()
 
 
 def device(index: int | None = None) -> torch.device:

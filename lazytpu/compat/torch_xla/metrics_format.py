@@ -10,8 +10,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from lazytpu.diagnosis import events
+from lazytpu.diagnosis.events import Compilation
 from lazytpu.observe import metrics
 from lazytpu.observe.metrics import Series
+from lazytpu.observers import Observer, add
 
 PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 
@@ -39,8 +41,29 @@ COUNTERS = {
     "DonatedBuffers": "donated",
     "VirtualDeviceUsage": "resharded",
     "CreateOpSharding": "spec",
+    "ReplicateShardedData": "gathered",
+    "CompileWithAutoSharding": "auto_sharded",
 }
 """Name in the report to the counter it shows; ExecuteGraph and DonatedBuffers are ours alone."""
+
+
+class _Aliases(Observer):
+    """Keeps how many inputs of each graph that is compiled or loaded are given to its results."""
+
+    def __init__(self) -> None:
+        self.counts = Series()
+
+    def graph_compiled(self, compilation: Compilation) -> None:
+        self.counts.add(len(compilation.graph.donated))
+
+    def metrics_reset(self) -> None:
+        self.counts.clear()
+
+
+_aliases = _Aliases()
+add(_aliases)
+NUMBERS = {"InputOutputAliasCount": _aliases.counts}
+"""Name in the report to the numbers it shows."""
 
 
 def report() -> str:
@@ -51,7 +74,7 @@ def report() -> str:
     fell back to the CPU.
     """
     ops = dict(events.op_counts())
-    return text_of(metrics.all_timers(), metrics.all_sizes(), metrics.counters(), metrics.fallbacks(), ops)
+    return text_of(metrics.all_timers(), metrics.all_sizes(), metrics.counters(), metrics.fallbacks(), ops, NUMBERS)
 
 
 def text_of(
@@ -60,6 +83,7 @@ def text_of(
     counters: Mapping[str, int],
     fallbacks: Mapping[str, int],
     ops: Mapping[str, int],
+    numbers: Mapping[str, Series],
 ) -> str:
     """Return the report as text.
 
@@ -67,6 +91,7 @@ def text_of(
         timers, sizes: in seconds and bytes, under our names.
         counters: under our names.
         fallbacks, ops: aten names (``aten.add.Tensor``) to how often they ran on the CPU and on the device.
+        numbers: under the names in the report.
     """
     lines: list[str] = []
     shown = dict(METRICS)
@@ -75,6 +100,7 @@ def text_of(
     found: list[tuple[str, Series, Callable[[float], str]]] = []
     found += [(name, timers[ours], time_text) for name, ours in shown.items() if ours in timers]
     found += [(name, sizes[ours], size_text) for name, ours in SIZES.items() if ours in sizes]
+    found += [(name, series, "{:.2f}".format) for name, series in numbers.items()]
     for name, series, write in sorted(found, key=lambda entry: entry[0]):
         if series.count:
             lines += _metric(name, series, write)

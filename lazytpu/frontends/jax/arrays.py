@@ -61,11 +61,11 @@ def share_buffer(tensor: torch.Tensor) -> Any:
             with torch.no_grad():
                 storage, _ = resolve(cell_of(tensor.clone(memory_format=torch.contiguous_format)))
         buffer = reading.buffer_of(storage, "to_jax")
-        _mark_shared(storage, buffer)
+        mark_shared(storage, buffer)
         return meshes.whole_of(buffer, storage.layout.size)
 
 
-def _mark_shared(storage: Storage, buffer: object) -> None:
+def mark_shared(storage: Storage, buffer: object) -> None:
     """Keep ``buffer`` from being donated by whatever storage holds it, now or as an input of the pending graph."""
     if storage.buffer is buffer:
         storage.shared = True

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lazytpu.compat import names
 from lazytpu.compat.torch_xla import metrics_format
 from lazytpu.compat.torch_xla.core import world
-from lazytpu.compat.torch_xla.metrics_format import COUNTERS, METRICS, SIZES
+from lazytpu.compat.torch_xla.metrics_format import COUNTERS, METRICS, NUMBERS, SIZES
 from lazytpu.observe import metrics
 
 __getattr__ = names.missing_from(__name__)
@@ -56,16 +56,19 @@ def metric_names() -> list[str]:
 def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | None:
     """Return the number of samples, their sum, and the latest as (time in seconds, value); None without any.
 
-    Times are in nanoseconds, as in torch_xla, sizes in bytes.
+    Times are in nanoseconds, as in torch_xla, sizes in bytes.  ``InputOutputAliasCount`` has for each graph that was
+    compiled the number of inputs that are given to its results.
     """
     if name == "ExecuteReplicatedTime" and world.is_spmd():
         name = "ExecuteTime"  # in SPMD all programs are for all devices
-    known = METRICS.get(name) or SIZES.get(name)
-    if known is None:
-        return None
+    series: metrics.Series | None
+    unit = 1e9 if name in METRICS else 1.0
     if name == "ExecuteTime" and not metrics.timer("run").count:
-        known = "dispatch"
-    series, unit = (metrics.all_sizes().get(known), 1.0) if name in SIZES else (metrics.timer(known), 1e9)
+        series = metrics.timer("dispatch")
+    elif name in METRICS:
+        series = metrics.timer(METRICS[name])
+    else:
+        series = NUMBERS.get(name) or metrics.all_sizes().get(SIZES.get(name, ""))
     if series is None or not series.count:
         return None
     return series.count, series.total * unit, [(at, value * unit) for at, value in series.samples]
