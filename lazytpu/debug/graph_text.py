@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from jax.extend.mlir import ir
@@ -12,6 +11,7 @@ from jax.stages import Compiled, Lowered
 
 from lazytpu.ir import printer
 from lazytpu.ir.graph import Graph
+from lazytpu.ir.op_schema import Arg
 from lazytpu.runtime import compiler
 from lazytpu.tracing.reading import pending_graph
 
@@ -73,12 +73,12 @@ def gspmd() -> AbstractContextManager[object]:
     return found
 
 
-def module_of(graph: Graph, name: str) -> tuple[Any, list[int]]:
+def module_of(graph: Graph, name: str) -> tuple[Arg, list[int]]:
     """Return the HLO of a graph as a module of a name, and which inputs are its parameters.
 
     Inputs are those of the graph and then the arrays of numbers; jax leaves out what is not used.
     """
     lowered = compiler.lower(graph)
-    module: Any = lowered.compiler_ir()
+    module: Arg = lowered.compiler_ir()
     module.operation.attributes["sym_name"] = ir.StringAttr.get(name, context=module.context)
     return lowered.compiler_ir("hlo"), sorted(lowered._lowering.compile_args["kept_var_idx"])

@@ -39,7 +39,9 @@ def to_device(tensor: torch.Tensor) -> Any:
     return send(host_array(tensor), start=start)
 
 
-def send(host: np.typing.NDArray[np.generic], sharding: Sharding | None = None, *, start: float | None = None) -> Any:
+def send(
+    host: np.typing.NDArray[np.generic], sharding: Sharding | None = None, *, start: float | None = None
+) -> Buffer:
     """Return a buffer with the contents of an array, whose memory nobody writes to any more.
 
     Args:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lazytpu.ir.op_schema import Arg
 from lazytpu.ir.sharding import Sharding
 from lazytpu.runtime import transfers
 from lazytpu.runtime.client import Buffer
@@ -32,7 +32,7 @@ class Unsent(Storage):
     contents: NDArray[np.generic]
 
     @property
-    def buffer(self) -> Any:
+    def buffer(self) -> Arg:
         with _sending:
             if type(self) is Unsent:
                 self.send(choices[0](self.layout) if choices else None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import EllipsisType
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from lazytpu.compat import names
 from lazytpu.compat.torch_xla.core import world
 from lazytpu.compat.torch_xla.distributed.spmd.mesh import entry_of
 from lazytpu.compat.torch_xla.distributed.spmd.op_sharding import ShardingType, op_sharding_of, text_of
+from lazytpu.ir.op_schema import Arg
 from lazytpu.ir.sharding import Sharding
 from lazytpu.ir.tree import trace
 from lazytpu.passes import result_shardings
@@ -39,8 +39,8 @@ from lazytpu.tracing.sharding import is_result, sharding_of
 
 __getattr__ = names.missing_from(__name__)
 
-_T: Any = torch.Tensor
-_Lazy: Any = LazyTensor
+_T: Arg = torch.Tensor
+_Lazy: Arg = LazyTensor
 _SPEC = "_lazytpu_spec"  # attribute of a tensor: how it lay when its DTensorSpec was made, and that
 
 
@@ -91,7 +91,7 @@ class XLAShardedTensor(DTensor, metaclass=_Marked):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+        cls, func: Callable[..., object], types: object, args: Arg = (), kwargs: Arg = None
     ) -> object:
         stands_for = _STANDS_FOR.get(func)
         with torch._C.DisableTorchFunctionSubclass():
@@ -113,7 +113,7 @@ class XLAShardedTensor(DTensor, metaclass=_Marked):
         return isinstance(self._given, torch.nn.Parameter)
 
     @property
-    def __tensor_flatten__(self) -> Any:  # torch asks whether there is one, to take a DTensor apart
+    def __tensor_flatten__(self) -> Arg:  # torch asks whether there is one, to take a DTensor apart
         raise AttributeError("an XLAShardedTensor has no local tensor")
 
     def to_local(self, **_: object) -> torch.Tensor:
@@ -122,7 +122,7 @@ class XLAShardedTensor(DTensor, metaclass=_Marked):
     def full_tensor(self, **_: object) -> torch.Tensor:
         return self.global_tensor
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: Arg) -> Arg:
         return self.global_tensor.__reduce_ex__(protocol)
 
     def __repr__(self) -> str:  # type: ignore[override]
