@@ -40,7 +40,7 @@ class Unsent(Storage):
 
     @buffer.setter
     def buffer(self, buffer: Buffer | None) -> None:
-        self.__class__ = Storage  # type: ignore[assignment]
+        setattr(self, "__class__", Storage)  # noqa: B010
         del self.contents
         self.buffer = buffer
 

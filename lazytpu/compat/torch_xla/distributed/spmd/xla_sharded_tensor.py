@@ -12,6 +12,7 @@ from types import EllipsisType
 
 import numpy as np
 import torch
+from torch._C import _TensorMeta
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -71,7 +72,7 @@ class NoPlacementsError(ValueError, AttributeError):
     """A tensor has no sharding; an AttributeError, too, for who asks ``getattr(x, "_spec", None)``, as torch does."""
 
 
-class _Marked(type(DTensor)):  # type: ignore[misc]
+class _Marked(_TensorMeta):
     def __instancecheck__(cls, x: object) -> bool:
         return type(x) is cls or (isinstance(x, torch.Tensor) and is_device_tensor(x) and sharding_of(x) is not None)
 
@@ -86,7 +87,6 @@ class XLAShardedTensor(DTensor, metaclass=_Marked):
     One that was made of a leaf of autograd passes for that leaf: it has its gradient.
     """
 
-    __torch_dispatch__ = torch._C._disabled_torch_dispatch_impl  # type: ignore[assignment]
     _given: torch.Tensor | None = None  # what it was made of, where it was not computed
 
     @classmethod
@@ -109,10 +109,6 @@ class XLAShardedTensor(DTensor, metaclass=_Marked):
             return self.as_subclass(LazyTensor)
 
     @property
-    def _is_param(self) -> bool:  # type: ignore[override]
-        return isinstance(self._given, torch.nn.Parameter)
-
-    @property
     def __tensor_flatten__(self) -> Arg:  # torch asks whether there is one, to take a DTensor apart
         raise AttributeError("an XLAShardedTensor has no local tensor")
 
@@ -125,8 +121,13 @@ class XLAShardedTensor(DTensor, metaclass=_Marked):
     def __reduce_ex__(self, protocol: Arg) -> Arg:
         return self.global_tensor.__reduce_ex__(protocol)
 
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"XLAShardedTensor({self.global_tensor})"
+
+for _name, _of in (
+    ("__torch_dispatch__", torch._C._disabled_torch_dispatch_impl),
+    ("_is_param", property(lambda tensor: isinstance(tensor._given, torch.nn.Parameter))),
+    ("__repr__", lambda tensor: f"XLAShardedTensor({tensor.global_tensor})"),
+):
+    setattr(XLAShardedTensor, _name, _of)
 
 
 def as_sharded(tensor: torch.Tensor) -> torch.Tensor:
@@ -135,7 +136,7 @@ def as_sharded(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     with torch.set_grad_enabled(torch.is_grad_enabled() or tensor.is_leaf):
         found = _computed(tensor)
-    found._given = tensor  # type: ignore[attr-defined]
+    setattr(found, "_given", tensor)  # noqa: B010
     return found
 
 
@@ -334,7 +335,7 @@ def invalidate_spec_cache(tensor: torch.Tensor) -> None:
 
 setattr(LazyTensor, "global_tensor", property(lambda tensor: tensor))  # noqa: B010
 for _class in (LazyTensor, XLAShardedTensor):
-    for _name, _of in (
+    for _name, _get in (
         ("local_shards", local_shards_of),
         ("sharding_type", sharding_type_of),
         ("sharding_spec", sharding_spec_of),
@@ -347,7 +348,7 @@ for _class in (LazyTensor, XLAShardedTensor):
         ("_spec", spec_of),
         ("_cached_spec", cached_spec_of),
     ):
-        setattr(_class, _name, property(_of))
+        setattr(_class, _name, property(_get))
     setattr(_class, "load_local_shards_", load_local_shards)  # noqa: B010
     setattr(_class, "invalidate_spec_cache", invalidate_spec_cache)  # noqa: B010
 
