@@ -12,6 +12,7 @@ never runs Python code: this is what makes the commit of an op (see tracing/reco
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 from lazytpu.ir.op_schema import Arg, Op
@@ -111,7 +112,7 @@ class Node:
         self.layout: TensorType = cast("TensorType", None)
         self.structure: Structure = 0
         self.natural: tuple[TensorType, ...] | None = None
-        self.operands: list[Value | Number] | None = None  # see `operands`
+        self.operands: Sequence[Value | Number] | None = None  # see `operands`
         self.site: Site = UNKNOWN
 
     def set_results(self, layouts: tuple[TensorType | None, ...], structure: Structure) -> None:
@@ -148,25 +149,24 @@ class Unfound(dict[Key, Node]):
         pass
 
 
-def operands(node: Node) -> list[Value | Number]:
-    """Return every `Value` and `Number` among the arguments of a node, in order; found once, for the caller to read."""
-    if node.operands is not None:
-        return node.operands
-    found: list[Value | Number] = []
-    node.operands = found
+def operands(node: Node) -> Sequence[Value | Number]:
+    """Return every `Value` and `Number` among the arguments of a node, in order; found once."""
+    if node.operands is None:
+        found: list[Value | Number] = []
+        _add_operands(node.args, found)
+        if node.kwargs:
+            _add_operands(node.kwargs.values(), found)
+        node.operands = node.args if len(found) == len(node.args) and node.args == (*found,) else found
+    return node.operands
 
-    def visit(x: Arg) -> None:
+
+# Not a function inside `operands`, for one that calls itself is a reference cycle, one a node.
+def _add_operands(arguments: Iterable[Arg], found: list[Value | Number]) -> None:
+    for x in arguments:
         if type(x) is Value or type(x) is Number:
             found.append(x)
         elif isinstance(x, (list, tuple)):
-            for e in x:
-                visit(e)
-
-    for x in node.args:
-        visit(x)
-    for x in node.kwargs.values():
-        visit(x)
-    return found
+            _add_operands(x, found)
 
 
 Mark: TypeAlias = tuple[Node, int, tuple[Node, Node] | None, Node | None, list[int], Mesh | None]

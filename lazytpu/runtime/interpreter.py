@@ -8,6 +8,7 @@ copied but what a buffer cannot be: results that are not row-major, or that shar
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from lazytpu.runtime.executable import Executable
 from lazytpu.runtime.random_kernels import draw
 
 Contents = dict[Value, torch.Tensor]
+_Step = tuple[Node, Kernel | None, list[Value]]  # an op, what runs it, and the values that nothing needs after it
 _COUNTS = {"f": 0, "i": 1, "c": 2}
 _PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.memory_format, torch.layout, torch.device}
 _SHARED = {torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8, torch.int8, torch.bool}
@@ -44,7 +46,8 @@ class Interpretation:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._steps = [*zip(graph.nodes, map(kernel_of, graph.nodes), graph.last_uses(), strict=True)]
+        self._steps: Iterable[_Step] | None = None
+        self._again = False
 
     def __call__(self, donated: list[Buffer], retained: list[Buffer], *scalars: ScalarArray) -> list[Buffer]:
         """Compute the outputs."""
@@ -54,11 +57,23 @@ class Interpretation:
             contents = {v: _tensor(x, v) for v, x in zip(graph.inputs, retained, strict=True)}
             taken = {t.untyped_storage().data_ptr() for t in contents.values()}
             run = _Run(graph, contents, scalars)
-            for node, kernel, dead in self._steps:
+            for node, kernel, dead in self._each():
                 run.add_results(node, kernel)
                 for value in dead:
                     contents.pop(value, None)
             return client.put([_array(contents[v], taken) for v in graph.outputs])
+
+
+    def _each(self) -> Iterable[_Step]:
+        """Return the ops; they are kept from the second call on, for most graphs have one."""
+        if self._steps is not None:
+            return self._steps
+        nodes = self.graph.nodes
+        steps = zip(nodes, map(kernel_of, nodes), self.graph.last_uses(), strict=True)
+        if self._again:
+            self._steps = [*steps]
+        self._again = True
+        return self._steps or steps
 
 
 class _Run:
