@@ -63,7 +63,6 @@ class Interpretation:
                     contents.pop(value, None)
             return client.put([_array(contents[v], taken) for v in graph.outputs])
 
-
     def _each(self) -> Iterable[_Step]:
         """Return the ops; they are kept from the second call on, for most graphs have one."""
         if self._steps is not None:
