@@ -10,7 +10,8 @@ from lazytpu.lowering.registry import on_mesh, on_one_cpu, target_platform
 _LEAST = 4096  # elements from which on a product is worth its call
 _LARGE = 1 << 16  # elements from which on a loop is worth its start
 _SHORTEST = 8  # terms, and sums, below which it is not
-_LONGEST = 4096  # terms that one product adds up; a longer sum is added in parts, for its accuracy
+_LONGEST = 4096  # terms that one product adds up
+_MANY = 1024  # terms from which on a sum is worth a product of its own; of more it adds up parts, for its accuracy
 _BLOCK = 32  # what XLA's TreeReductionRewriter divides each dimension of a sum into
 _MOST_IN_A_BLOCK = 1024
 
@@ -19,10 +20,15 @@ def in_stages(x, axes=None, keepdims=False):
     """Return the sum of ``x`` over some axes, all by default; on CPUs over so many at a time that it is accurate.
 
     XLA adds up the elements of blocks one after the other, and makes them up to 32 long in each dimension: 98,304
-    elements of a batch of images.  Their mean was off by 1e-5 of it, that of equal numbers by 6e-4.
+    elements of a batch of images.  Their mean was off by 1e-5 of it, that of equal numbers by 6e-4.  Many terms are
+    added by a product, in a fifth of the time, so that what is summed is in memory first, as in eager.
     """
     axes = sorted(a % x.ndim for a in (range(x.ndim) if axes is None else axes))
     shape = [1 if d in axes else n for d, n in enumerate(x.shape)] if keepdims else None
+    last = [a for a in axes if axes[axes.index(a) :] == [*range(a, x.ndim)]]
+    if _may_be_product(x) and x.size >= _LARGE and math.prod(x.shape[a] for a in last) >= _MANY:
+        by_product = _sum_over_last(x, len(last))
+        x, axes = (x, axes) if by_product is None else (by_product, axes[: -len(last)])
     if target_platform() == "cpu" and jnp.issubdtype(x.dtype, jnp.inexact):
         stage = []
         for axis in reversed(axes):  # those before it keep their numbers
@@ -100,15 +106,21 @@ def _product_with_ones(x, axes):
     if min(terms, results) < _SHORTEST:
         return None
     if last:
-        part = max(n for n in range(1, min(terms, _LONGEST) + 1) if terms % n == 0)
-        if part < _SHORTEST:
-            return None
-        sums = lax.dot(x.reshape(results * (terms // part), part), jnp.ones(part, x.dtype), precision="highest")
-        return lax.reduce_sum(sums.reshape(*size, terms // part), (len(size),))
+        return _sum_over_last(x, len(last))
     if terms > _LONGEST or axes != tuple(range(len(axes))):
         return None
     matrix = x.reshape(terms, results)
     return lax.dot(jnp.ones(terms, x.dtype), matrix, precision="highest").reshape(size)
+
+
+def _sum_over_last(x, count):
+    """Return the sum over the last ``count`` dimensions as a product; None where they cannot be divided into parts."""
+    size, terms = x.shape[:-count], math.prod(x.shape[-count:])
+    part = max(n for n in range(1, min(terms, _MANY) + 1) if terms % n == 0)
+    if part < _SHORTEST:
+        return None
+    sums = lax.dot(x.reshape(x.size // part, part), jnp.ones(part, x.dtype), precision="highest")
+    return lax.reduce_sum(sums.reshape(*size, terms // part), (len(size),))
 
 
 def total_of_rows(x):
