@@ -140,7 +140,7 @@ def _layouts_in(x: object) -> Iterable[TensorType]:
 def _smaller(layouts: Iterable[TensorType]) -> Resize:
     """Return what makes sizes small: equal ones for equal sizes, and larger ones for larger."""
     different = sorted({n for layout in layouts for n in layout.size if n > 1})
-    sizes = {n: i + 2 for i, n in enumerate(different)}
+    sizes = {n: i + 3 for i, n in enumerate(different)}  # of 2, a variance may have no degree of freedom
     return lambda n: sizes.get(n, n)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from itertools import product
@@ -239,3 +240,11 @@ def test_a_check_that_fails_holds_nothing_of_its_callers(
         assert fails()() is None, "what is held at a cut is computed"
     finally:
         gc.enable()
+
+
+def test_variances_of_large_tensors_do_not_warn(device):
+    x = torch.ones(100, 200, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dim in (0, 1, None):
+            x.std(dim), x.var(dim, correction=2), torch.var_mean(x, dim)
