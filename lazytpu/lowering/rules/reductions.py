@@ -15,7 +15,7 @@ from lazytpu.lowering.registry import lowers, on_mesh
 from lazytpu.lowering.rules.shape import axis_of
 from lazytpu.lowering.support import sums
 from lazytpu.lowering.support.complex_functions import exp, quotient
-from lazytpu.lowering.support.maxima import shift
+from lazytpu.lowering.support.maxima import extreme, shift
 from lazytpu.lowering.support.operands import cast
 
 aten = torch.ops.aten
@@ -110,7 +110,7 @@ def _extreme(out, x, dim, largest):
         return jnp.zeros(out.shape, out.dtype)
     if x.dtype == jnp.bool_:
         return _finish(out, (lax.reduce_or if largest else lax.reduce_and)(x, axes))
-    return _finish(out, (lax.reduce_max if largest else lax.reduce_min)(x, axes))
+    return _finish(out, extreme(x, axes, largest))
 
 
 def _where_extreme(out, x, dim, largest):
@@ -125,11 +125,11 @@ def _where_extreme(out, x, dim, largest):
         return jnp.zeros(out.shape, out.dtype)
     # two plain reductions: a reduction of (value, index) pairs is a scalar loop on the CPU
     x = x.astype(jnp.int8) if x.dtype == jnp.bool_ else x
-    best = lax.expand_dims((lax.reduce_max if largest else lax.reduce_min)(x, (axis,)), [axis])
+    best = lax.expand_dims(extreme(x, (axis,), largest), [axis])
     place = lax.broadcasted_iota(jnp.int32 if x.shape[axis] < 2**31 else jnp.int64, x.shape, axis)
     past = lax.full_like(place, x.shape[axis] - 1)
     hit = (x == best) | (x != x) if jnp.issubdtype(x.dtype, jnp.floating) else x == best
-    return _finish(out, lax.reduce_min(lax.select(hit, place, past), (axis,)))
+    return _finish(out, extreme(lax.select(hit, place, past), (axis,), largest=False))
 
 
 @lowers(aten.amax.default, aten.max.default)
