@@ -91,5 +91,6 @@ def test_a_miss_passes_few_files(device: torch.device, monkeypatch: pytest.Monke
     assert "tracing/record.py" in files and len(files) <= MOST_FILES_OF_A_MISS, sorted(files)
     with files_called() as more:
         lazytpu.mark_step()
+    more -= {file for file in more if file.startswith("compat/")}  # observers of a shim that another test imported
     assert "lowering/rules/pointwise.py" in more and len(files | more) <= MOST_FILES_TO_THE_EXECUTABLE, sorted(more)
     assert z.sum().item() == 102.0

@@ -9,6 +9,7 @@ from lazytpu.lowering.registry import on_mesh, on_one_cpu, target_platform
 
 _LEAST = 4096  # elements from which on a product is worth its call
 _LARGE = 1 << 16  # elements from which on a loop is worth its start
+_HUGE = 1 << 26  # elements past which a sum is left to a loop, which need not have them in memory
 _SHORTEST = 8  # terms, and sums, below which it is not
 _LONGEST = 4096  # terms that one product adds up
 _MANY = 1024  # terms from which on a sum is worth a product of its own; of more it adds up parts, for its accuracy
@@ -26,7 +27,7 @@ def in_stages(x, axes=None, keepdims=False):
     axes = sorted(a % x.ndim for a in (range(x.ndim) if axes is None else axes))
     shape = [1 if d in axes else n for d, n in enumerate(x.shape)] if keepdims else None
     last = [a for a in axes if axes[axes.index(a) :] == [*range(a, x.ndim)]]
-    if _may_be_product(x) and x.size >= _LARGE and math.prod(x.shape[a] for a in last) >= _MANY:
+    if _may_be_product(x) and _LARGE <= x.size <= _HUGE and math.prod(x.shape[a] for a in last) >= _MANY:
         by_product = _sum_over_last(x, len(last))
         x, axes = (x, axes) if by_product is None else (by_product, axes[: -len(last)])
     if target_platform() == "cpu" and jnp.issubdtype(x.dtype, jnp.inexact):
@@ -34,7 +35,7 @@ def in_stages(x, axes=None, keepdims=False):
         for axis in reversed(axes):  # those before it keep their numbers
             if math.prod(min(x.shape[a], _BLOCK) for a in (axis, *stage)) > _MOST_IN_A_BLOCK and stage:
                 x, stage = lax.optimization_barrier(lax.reduce_sum(x, stage)), []
-            stage.append(axis)
+            stage.insert(0, axis)
         axes = stage
     total = lax.reduce_sum(x, axes)
     return lax.reshape(total, shape) if shape else total
