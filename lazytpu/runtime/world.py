@@ -218,8 +218,12 @@ def _meet(place: Place, meeting: Store) -> tuple[str, int, int]:
             waiting.what = f"for {named(missing)} to use the device or to call init_process_group" if missing else ""
         waiting.pause()
     if meeting.check(["shared"]):
+        shared = meeting.get("shared").decode()
+        meeting.add("told", 1)
+        while place.rank == 0 and meeting.add("told", 0) < place.size:  # the store ends with this process
+            waiting.pause()
         raise WorldError(
-            f"several processes are to use {meeting.get('shared').decode()}",
+            f"several processes are to use {shared}",
             fix="start as many processes as there are devices, or give each its own by "
             + " or ".join([variable for variable, *_ in _ACCELERATORS.values()]),
         )
