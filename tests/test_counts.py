@@ -10,7 +10,7 @@ from tests.counts import counts
 from tests.support.lists import listed
 
 CEILINGS = {
-    "lines of the package": 59_379,
+    "lines of the package": 59_383,
     "lines of its longest file": 400,
     "uses of Any": 730,
     "type: ignore": 47,
