@@ -154,8 +154,7 @@ def operands(node: Node) -> Sequence[Value | Number]:
     if node.operands is None:
         found: list[Value | Number] = []
         _add_operands(node.args, found)
-        if node.kwargs:
-            _add_operands(node.kwargs.values(), found)
+        _add_operands(node.kwargs.values(), found)
         node.operands = node.args if len(found) == len(node.args) and node.args == (*found,) else found
     return node.operands
 

@@ -46,7 +46,7 @@ class Interpretation:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._steps: Iterable[_Step] | None = None
+        self._steps: list[_Step] | None = None
         self._again = False
 
     def __call__(self, donated: list[Buffer], retained: list[Buffer], *scalars: ScalarArray) -> list[Buffer]:
@@ -65,14 +65,13 @@ class Interpretation:
 
     def _each(self) -> Iterable[_Step]:
         """Return the ops; they are kept from the second call on, for most graphs have one."""
-        if self._steps is not None:
-            return self._steps
-        nodes = self.graph.nodes
-        steps = zip(nodes, map(kernel_of, nodes), self.graph.last_uses(), strict=True)
-        if self._again:
+        if self._steps is None:
+            steps = zip(self.graph.nodes, map(kernel_of, self.graph.nodes), self.graph.last_uses(), strict=True)
+            if not self._again:
+                self._again = True
+                return steps
             self._steps = [*steps]
-        self._again = True
-        return self._steps or steps
+        return self._steps
 
 
 class _Run:

@@ -90,8 +90,10 @@ def reduce(scene: Scene) -> str | None:
             x = f"({name}.t() @ {name})" if t.shape[1] < 50 else name
     if not scene.exact and rng.random() < 0.5:
         x = f"{x}.detach()"  # which of elements that are equal but for rounding gets the gradient is not defined
-    if not t.is_complex() and t.numel() and (scene.exact or x.endswith(".detach()")):
-        kinds += [f".amax({d})", f".amin({d})", f".cumsum({d})", f".max({d}).values"]
+    if not t.is_complex() and t.numel():
+        if scene.exact or x.endswith(".detach()"):
+            kinds += [f".amax({d})", f".amin({d})", f".max({d}).values"]
+        kinds += [f".cumsum({d})"]
         if scene.exact:
             kinds += [f".argmax({d})", f".argmin({d})"]
         if is_floating(t):

@@ -306,12 +306,9 @@ def program_of(
             view = whole.root.child_at((size, stride, start + offset, dtype, bits))
             results.append(Result(argument=argument, view=view))
         elif at in groups and bases[at] in positions:
-            group, root = groups[at], bases[at].layout
+            group, root, position = groups[at], bases[at].layout, positions[bases[at]]
             lies = None if group.geometry is None else root.child_at(group.geometry)
-            position = positions[bases[at]]
-            results.append(
-                Result(position, root, host[at], base=group.number, view=lies, is_view=group.is_view),
-            )
+            results.append(Result(position, root, host[at], base=group.number, view=lies, is_view=group.is_view))
         elif type(result) is not Value:
             results.append(Result(constant=result))
         elif result in positions:

@@ -85,12 +85,12 @@ def _returned(module: torch.fx.GraphModule) -> dict[int, torch.fx.Node]:
 
 
 def _is_view(node: torch.fx.Node, base: torch.fx.Node) -> bool:
-    """Return whether view ops other than `detach` led from the base to a node."""
-    found = node is not base
-    while found and node is not base:
-        found = node.target is not torch.ops.aten.detach.default and bool(node.all_input_nodes)
-        node = node.all_input_nodes[0] if found else base
-    return found
+    """Return whether view ops other than `detach` led from the base to a node, which is another one."""
+    if node is base:  # returned once more, as AOTAutograd drops some that detach
+        return False
+    while node is not base and node.target is not torch.ops.aten.detach.default and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node is base
 
 
 def _tensor(node: Any) -> Any:

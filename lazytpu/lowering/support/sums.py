@@ -26,10 +26,11 @@ def in_stages(x, axes=None, keepdims=False):
     """
     axes = sorted(a % x.ndim for a in (range(x.ndim) if axes is None else axes))
     shape = [1 if d in axes else n for d, n in enumerate(x.shape)] if keepdims else None
-    last = [a for a in axes if axes[axes.index(a) :] == [*range(a, x.ndim)]]
+    last = _last_of(axes, x.ndim)
     if _may_be_product(x) and _LARGE <= x.size <= _HUGE and math.prod(x.shape[a] for a in last) >= _MANY:
-        by_product = _sum_over_last(x, len(last))
-        x, axes = (x, axes) if by_product is None else (by_product, axes[: -len(last)])
+        product = _sum_over_last(x, len(last))
+        if product is not None:
+            x, axes = product, axes[: -len(last)]
     if target_platform() == "cpu" and jnp.issubdtype(x.dtype, jnp.inexact):
         stage = []
         for axis in reversed(axes):  # those before it keep their numbers
@@ -98,11 +99,10 @@ def _product_with_ones(x, axes):
     """Return the sum as a product, or None where XLA's loop is as good."""
     if not (_may_be_product(x) and axes):
         return None
-    kept = [i for i in range(x.ndim) if i not in axes]
-    last = tuple(i for i in axes if not kept or i > kept[-1])
+    last = _last_of(axes, x.ndim)
     if last and len(last) < len(axes):
         return total(total(x, last), axes[: -len(last)])
-    terms, size = math.prod(x.shape[i] for i in axes), tuple(x.shape[i] for i in kept)
+    terms, size = math.prod(x.shape[i] for i in axes), tuple(n for i, n in enumerate(x.shape) if i not in axes)
     results = math.prod(size)
     if min(terms, results) < _SHORTEST:
         return None
@@ -112,6 +112,11 @@ def _product_with_ones(x, axes):
         return None
     matrix = x.reshape(terms, results)
     return lax.dot(jnp.ones(terms, x.dtype), matrix, precision="highest").reshape(size)
+
+
+def _last_of(axes, ndim):
+    """Return those of some axes behind which none is kept."""
+    return [a for a in axes if all(d in axes for d in range(a, ndim))]
 
 
 def _sum_over_last(x, count):
